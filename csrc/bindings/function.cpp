@@ -333,24 +333,16 @@ bool Function::push(torch::jit::Stack& stack, const Source& source, PyObject* va
                     const Mapped& mapped) {
   switch (source.argument) {
     case Argument::group_name:
-    case Argument::group_size:
-      return push_group(stack, source, value);
+    case Argument::group_size: return push_group(stack, source, value);
     case Argument::expression:
-    case Argument::optional_expression:
-      value = mapped.expression;
-      break;
+    case Argument::optional_expression: value = mapped.expression; break;
     case Argument::extras:
-    case Argument::optional_extras:
-      value = mapped.extras;
-      break;
-    case Argument::numbers:
-      value = mapped.numbers;
-      break;
+    case Argument::optional_extras: value = mapped.extras; break;
+    case Argument::numbers: value = mapped.numbers; break;
     case Argument::reduce_op:
       if (PyUnicode_CheckExact(value)) break;
       return push_text(stack, source, reduce_op_argument_(name_, borrowed(value)).ptr());
-    default:
-      break;
+    default: break;
   }
   if (source.parameter == quantization_) {
     return push_quantization(stack, source, *mapped.quantized);

@@ -49,26 +49,21 @@ std::vector<Variant> variants_of(const std::string& function) {
 const char* parameter_of(const Operator& op, size_t argument) {
   switch (op.arguments.at(argument)) {
     case Argument::group_size:
-    case Argument::group_name:
-      return "group";
+    case Argument::group_name: return "group";
     case Argument::expression:
     case Argument::optional_expression:
     case Argument::extras:
     case Argument::optional_extras:
-    case Argument::numbers:
-      return "epilogue";
+    case Argument::numbers: return "epilogue";
     case Argument::scale_ub:
     case Argument::fp8_dtype:
     case Argument::scale_mode:
     case Argument::quant_group_size:
     case Argument::ue8m0:
     case Argument::scale_dtype:
-    case Argument::scale_layout:
-      return "quantization";
-    case Argument::device_splits:
-      return "device_splits";
-    default:
-      return op.handle().schema().arguments()[argument].name().c_str();
+    case Argument::scale_layout: return "quantization";
+    case Argument::device_splits: return "device_splits";
+    default: return op.handle().schema().arguments()[argument].name().c_str();
   }
 }
 

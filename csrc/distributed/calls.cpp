@@ -18,18 +18,12 @@ using Tensors = std::vector<at::Tensor>;
 
 std::string_view name_of(c10d::ReduceOp::RedOpType op) {
   switch (op) {
-    case c10d::ReduceOp::SUM:
-      return "sum";
-    case c10d::ReduceOp::AVG:
-      return "avg";
-    case c10d::ReduceOp::PRODUCT:
-      return "prod";
-    case c10d::ReduceOp::MIN:
-      return "min";
-    case c10d::ReduceOp::MAX:
-      return "max";
-    default:
-      return {};
+    case c10d::ReduceOp::SUM: return "sum";
+    case c10d::ReduceOp::AVG: return "avg";
+    case c10d::ReduceOp::PRODUCT: return "prod";
+    case c10d::ReduceOp::MIN: return "min";
+    case c10d::ReduceOp::MAX: return "max";
+    default: return {};
   }
 }
 
@@ -38,14 +32,11 @@ std::string_view name_for_bool(c10d::ReduceOp::RedOpType op) {
   switch (op) {
     case c10d::ReduceOp::SUM:
     case c10d::ReduceOp::MAX:
-    case c10d::ReduceOp::BOR:
-      return "max";
+    case c10d::ReduceOp::BOR: return "max";
     case c10d::ReduceOp::PRODUCT:
     case c10d::ReduceOp::MIN:
-    case c10d::ReduceOp::BAND:
-      return "min";
-    default:
-      return {};
+    case c10d::ReduceOp::BAND: return "min";
+    default: return {};
   }
 }
 
@@ -58,10 +49,8 @@ bool reduces(at::ScalarType type) {
     case at::kInt:
     case at::kLong:
     case at::kChar:
-    case at::kByte:
-      return true;
-    default:
-      return false;
+    case at::kByte: return true;
+    default: return false;
   }
 }
 

@@ -20,24 +20,15 @@ namespace {
 
 constexpr std::optional<DType> dtype_of(at::ScalarType type) {
   switch (type) {
-    case at::ScalarType::Float:
-      return DType::float32;
-    case at::ScalarType::Half:
-      return DType::float16;
-    case at::ScalarType::BFloat16:
-      return DType::bfloat16;
-    case at::ScalarType::Double:
-      return DType::float64;
-    case at::ScalarType::Int:
-      return DType::int32;
-    case at::ScalarType::Long:
-      return DType::int64;
-    case at::ScalarType::Char:
-      return DType::int8;
-    case at::ScalarType::Byte:
-      return DType::uint8;
-    default:
-      return std::nullopt;
+    case at::ScalarType::Float: return DType::float32;
+    case at::ScalarType::Half: return DType::float16;
+    case at::ScalarType::BFloat16: return DType::bfloat16;
+    case at::ScalarType::Double: return DType::float64;
+    case at::ScalarType::Int: return DType::int32;
+    case at::ScalarType::Long: return DType::int64;
+    case at::ScalarType::Char: return DType::int8;
+    case at::ScalarType::Byte: return DType::uint8;
+    default: return std::nullopt;
   }
 }
 

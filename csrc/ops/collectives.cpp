@@ -160,13 +160,9 @@ void in_place(const Prepared& p) {
 Results exchange(const Operator& op, const Arguments& a) {
   const Prepared p = prepare_with_shapes(a);
   switch (op.form) {
-    case Form::functional:
-      return {into_new(p, nullptr)};
-    case Form::out:
-      into(p, nullptr, a.results[0]);
-      break;
-    case Form::in_place:
-      in_place(p);
+    case Form::functional: return {into_new(p, nullptr)};
+    case Form::out: into(p, nullptr, a.results[0]); break;
+    case Form::in_place: in_place(p);
   }
   return {};
 }

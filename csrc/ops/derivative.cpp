@@ -56,18 +56,14 @@ Tensor sum_of_parts(Arguments a, const Tensor& gradient) {
 Tensor adjoint(const Operator& op, Arguments a, const c10::SymInt& extent) {
   a.algorithm = for_gradient(a.algorithm);
   switch (op.collective) {
-    case Collective::allreduce:
-      refuse_reduce_op(a);
-      return first_of(op, a);
+    case Collective::allreduce: refuse_reduce_op(a); return first_of(op, a);
     case Collective::reducescatter:
       refuse_reduce_op(a);
       if (a.reduce_op == "avg") a.input = a.input.div(a.group_size);
       if (extent % a.group_size != 0) a.total = extent;
       return first_of(functional_operator(Collective::allgather), a);
-    case Collective::allgather:
-      return sum_of_parts(a, a.input);
-    case Collective::alltoall:
-      return first_of(op, a);
+    case Collective::allgather: return sum_of_parts(a, a.input);
+    case Collective::alltoall: return first_of(op, a);
     case Collective::alltoallv:
       // Sends the received rows back to their senders. With splits on the device, the gradient is
       // zero for rows that were not sent.

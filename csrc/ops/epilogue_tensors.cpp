@@ -15,12 +15,9 @@ using at::Tensor;
 
 at::Scalar number_of(const Statement& s) {
   switch (s.type) {
-    case ValueType::float32:
-      return std::bit_cast<float>(static_cast<uint32_t>(s.number));
-    case ValueType::float64:
-      return std::bit_cast<double>(s.number);
-    case ValueType::boolean:
-      return s.number != 0;
+    case ValueType::float32: return std::bit_cast<float>(static_cast<uint32_t>(s.number));
+    case ValueType::float64: return std::bit_cast<double>(s.number);
+    case ValueType::boolean: return s.number != 0;
     default: {
       const int unused = 64 - 8 * kValueTypes[static_cast<int>(s.type)].bytes;
       const auto high = static_cast<int64_t>(s.number << unused);
@@ -39,76 +36,42 @@ Tensor extreme(const Tensor& a, const Tensor& b, bool least) {
 
 Tensor computed(const Statement& s, const Tensor& a, const Tensor& b, const Tensor& c) {
   switch (s.what) {
-    case Do::cast:
-      return a.to(scalar_type_of(s.type));
-    case Do::add:
-      return a + b;
-    case Do::sub:
-      return a - b;
-    case Do::mul:
-      return a * b;
-    case Do::div:
-      return a / b;
-    case Do::neg:
-      return -a;
-    case Do::abs:
-      return a.abs();
+    case Do::cast: return a.to(scalar_type_of(s.type));
+    case Do::add: return a + b;
+    case Do::sub: return a - b;
+    case Do::mul: return a * b;
+    case Do::div: return a / b;
+    case Do::neg: return -a;
+    case Do::abs: return a.abs();
     case Do::minimum:
-    case Do::clamp_max:
-      return extreme(a, b, true);
+    case Do::clamp_max: return extreme(a, b, true);
     case Do::maximum:
-    case Do::clamp_min:
-      return extreme(a, b, false);
-    case Do::relu:
-      return extreme(a, at::zeros_like(a), false);
-    case Do::floor_divide:
-      return at::div(a, b, "floor");
-    case Do::remainder:
-      return at::remainder(a, b);
-    case Do::where:
-      return at::where(a, b, c);
-    case Do::lt:
-      return a < b;
-    case Do::le:
-      return a <= b;
-    case Do::gt:
-      return a > b;
-    case Do::ge:
-      return a >= b;
-    case Do::eq:
-      return a == b;
-    case Do::ne:
-      return a != b;
-    case Do::land:
-      return at::logical_and(a, b);
-    case Do::lor:
-      return at::logical_or(a, b);
-    case Do::lxor:
-      return at::logical_xor(a, b);
-    case Do::lnot:
-      return at::logical_not(a);
-    case Do::sqrt:
-      return a.sqrt();
-    case Do::rsqrt:
-      return a.rsqrt();
-    case Do::exp:
-      return a.exp();
-    case Do::log:
-      return a.log();
-    case Do::tanh:
-      return a.tanh();
-    case Do::sigmoid:
-      return a.sigmoid();
-    case Do::silu:
-      return at::silu(a);
-    case Do::erf:
-      return a.erf();
-    case Do::gelu:
-      return at::gelu(a, "none");
-    case Do::gelu_tanh:
-      return at::gelu(a, "tanh");
-    default:
-      TORCH_INTERNAL_ASSERT(false, "a leaf has no operands");
+    case Do::clamp_min: return extreme(a, b, false);
+    case Do::relu: return extreme(a, at::zeros_like(a), false);
+    case Do::floor_divide: return at::div(a, b, "floor");
+    case Do::remainder: return at::remainder(a, b);
+    case Do::where: return at::where(a, b, c);
+    case Do::lt: return a < b;
+    case Do::le: return a <= b;
+    case Do::gt: return a > b;
+    case Do::ge: return a >= b;
+    case Do::eq: return a == b;
+    case Do::ne: return a != b;
+    case Do::land: return at::logical_and(a, b);
+    case Do::lor: return at::logical_or(a, b);
+    case Do::lxor: return at::logical_xor(a, b);
+    case Do::lnot: return at::logical_not(a);
+    case Do::sqrt: return a.sqrt();
+    case Do::rsqrt: return a.rsqrt();
+    case Do::exp: return a.exp();
+    case Do::log: return a.log();
+    case Do::tanh: return a.tanh();
+    case Do::sigmoid: return a.sigmoid();
+    case Do::silu: return at::silu(a);
+    case Do::erf: return a.erf();
+    case Do::gelu: return at::gelu(a, "none");
+    case Do::gelu_tanh: return at::gelu(a, "tanh");
+    default: TORCH_INTERNAL_ASSERT(false, "a leaf has no operands");
   }
 }
 
@@ -143,12 +106,8 @@ void differentiate(const Statement& s, const Tensor& g, const Tensor& r, const T
                    const Tensor& b, Tensor (&to)[3]) {
   const auto only = [&](const Tensor& mask) { return at::where(mask, g, at::zeros_like(g)); };
   switch (s.what) {
-    case Do::cast:
-      to[0] = g.to(a.scalar_type());
-      return;
-    case Do::add:
-      to[0] = to[1] = g;
-      return;
+    case Do::cast: to[0] = g.to(a.scalar_type()); return;
+    case Do::add: to[0] = to[1] = g; return;
     case Do::sub:
       to[0] = g;
       to[1] = -g;
@@ -161,12 +120,8 @@ void differentiate(const Statement& s, const Tensor& g, const Tensor& r, const T
       to[0] = g / b;
       to[1] = -g * (r / b);
       return;
-    case Do::neg:
-      to[0] = -g;
-      return;
-    case Do::abs:
-      to[0] = g * a.sgn();
-      return;
+    case Do::neg: to[0] = -g; return;
+    case Do::abs: to[0] = g * a.sgn(); return;
     case Do::minimum:
     case Do::maximum: {
       const Tensor shared = at::where(a == b, g / 2, g);
@@ -184,45 +139,25 @@ void differentiate(const Statement& s, const Tensor& g, const Tensor& r, const T
       to[0] = only(a <= b);
       to[1] = only(a > b);
       return;
-    case Do::relu:
-      to[0] = only(a > 0);
-      return;
+    case Do::relu: to[0] = only(a > 0); return;
     case Do::where:
       to[1] = only(a);
       to[2] = at::where(a, at::zeros_like(g), g);
       return;
-    case Do::sqrt:
-      to[0] = g / (2 * r);
-      return;
-    case Do::rsqrt:
-      to[0] = -0.5 * g * r * r * r;
-      return;
-    case Do::exp:
-      to[0] = g * r;
-      return;
-    case Do::log:
-      to[0] = g / a;
-      return;
-    case Do::tanh:
-      to[0] = at::tanh_backward(g, r);
-      return;
-    case Do::sigmoid:
-      to[0] = at::sigmoid_backward(g, r);
-      return;
+    case Do::sqrt: to[0] = g / (2 * r); return;
+    case Do::rsqrt: to[0] = -0.5 * g * r * r * r; return;
+    case Do::exp: to[0] = g * r; return;
+    case Do::log: to[0] = g / a; return;
+    case Do::tanh: to[0] = at::tanh_backward(g, r); return;
+    case Do::sigmoid: to[0] = at::sigmoid_backward(g, r); return;
     case Do::silu: {  // PyTorch's own backward of silu has no derivative
       const Tensor sigmoid = a.sigmoid();
       to[0] = g * sigmoid * (1 + a * (1 - sigmoid));
       return;
     }
-    case Do::erf:
-      to[0] = g * (2 * std::numbers::inv_sqrtpi) * (-a * a).exp();
-      return;
-    case Do::gelu:
-      to[0] = at::gelu_backward(g, a, "none");
-      return;
-    case Do::gelu_tanh:
-      to[0] = at::gelu_backward(g, a, "tanh");
-      return;
+    case Do::erf: to[0] = g * (2 * std::numbers::inv_sqrtpi) * (-a * a).exp(); return;
+    case Do::gelu: to[0] = at::gelu_backward(g, a, "none"); return;
+    case Do::gelu_tanh: to[0] = at::gelu_backward(g, a, "tanh"); return;
     default:  // no derivative
       return;
   }

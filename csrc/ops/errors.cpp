@@ -198,23 +198,12 @@ std::string describe(const CallDescriptor& call) {
 std::string describe(const StatusRecord& record, const FailureContext& context) {
   std::ostringstream out;
   switch (record.failure) {
-    case Failure::mismatch:
-      write_mismatch(out, record);
-      break;
-    case Failure::overlap:
-      write_overlap(out, record);
-      break;
-    case Failure::splits:
-      write_splits(out, record);
-      break;
-    case Failure::group:
-      write_group(out, record);
-      break;
-    case Failure::aborted:
-      out << "rank " << record.rank << " has aborted its calls";
-      break;
-    default:
-      write_timeout(out, record, context);
+    case Failure::mismatch: write_mismatch(out, record); break;
+    case Failure::overlap: write_overlap(out, record); break;
+    case Failure::splits: write_splits(out, record); break;
+    case Failure::group: write_group(out, record); break;
+    case Failure::aborted: out << "rank " << record.rank << " has aborted its calls"; break;
+    default: write_timeout(out, record, context);
   }
   out << " (communicator \"" << context.communicator << "\", sequence number " << record.sequence
       << ", expected " << record.expected << ", seen " << record.seen << ", this is rank "
@@ -225,15 +214,11 @@ std::string describe(const StatusRecord& record, const FailureContext& context) 
 ErrorKind kind_of(Failure failure) {
   switch (failure) {
     case Failure::mismatch:
-    case Failure::splits:
-      return ErrorKind::mismatch;
-    case Failure::overlap:
-      return ErrorKind::overlap;
+    case Failure::splits: return ErrorKind::mismatch;
+    case Failure::overlap: return ErrorKind::overlap;
     case Failure::group:
-    case Failure::aborted:
-      return ErrorKind::poisoned;
-    default:
-      return ErrorKind::timeout;
+    case Failure::aborted: return ErrorKind::poisoned;
+    default: return ErrorKind::timeout;
   }
 }
 

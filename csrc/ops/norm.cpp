@@ -66,22 +66,13 @@ NormCall describe(const Operator& op, const NormCheck& check, const NormOperands
   for (size_t i = 0; i < op.outputs.size(); ++i) {
     void* to = t.results[i].mutable_data_ptr();
     switch (op.outputs[i]) {
-      case Output::quantized:
-        call.quantized = to;
-        break;
-      case Output::scale:
-        call.scale = to;
-        break;
-      case Output::residual:
-        call.residual_out = to;
-        break;
+      case Output::quantized: call.quantized = to; break;
+      case Output::scale: call.scale = to; break;
+      case Output::residual: call.residual_out = to; break;
       case Output::out:
-      case Output::normalized:
-        call.normalized = to;
-        break;
+      case Output::normalized: call.normalized = to; break;
       case Output::value:
-      case Output::output_splits:
-        break;  // outputs of other families
+      case Output::output_splits: break;  // outputs of other families
     }
   }
   CallDescriptor& d = call.descriptor;

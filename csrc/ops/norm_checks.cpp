@@ -166,14 +166,10 @@ void check_quantization(const Operator& operation, const Arguments& a, at::Scala
 
 at::ScalarType dtype_of_scales(const NormOptions& o) {
   switch (o.scale_type) {
-    case ScaleType::float16:
-      return at::kHalf;
-    case ScaleType::bfloat16:
-      return at::kBFloat16;
-    case ScaleType::float8_e8m0fnu:
-      return at::kFloat8_e8m0fnu;
-    case ScaleType::float32:
-      break;
+    case ScaleType::float16: return at::kHalf;
+    case ScaleType::bfloat16: return at::kBFloat16;
+    case ScaleType::float8_e8m0fnu: return at::kFloat8_e8m0fnu;
+    case ScaleType::float32: break;
   }
   return at::kFloat;
 }

@@ -228,18 +228,15 @@ constexpr bool stores_by_multicast(Collective c, Algorithm a) {
 /// differently. So are combinations for which there is no instruction.
 constexpr bool sums_by_multicast(ReduceOp op, DType dtype) {
   switch (dtype) {
-    case DType::float32:
-      return op == ReduceOp::sum || op == ReduceOp::avg;
+    case DType::float32: return op == ReduceOp::sum || op == ReduceOp::avg;
     case DType::float16:
     case DType::bfloat16:
     case DType::int32:
-    case DType::int64:
-      return op == ReduceOp::sum;
+    case DType::int64: return op == ReduceOp::sum;
     case DType::float64:
     case DType::int8:
     case DType::uint8:
-    case DType::count:
-      break;
+    case DType::count: break;
   }
   return false;
 }

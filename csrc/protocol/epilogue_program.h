@@ -43,16 +43,11 @@ inline std::string type_in_program(ValueType type) {
 
 inline const char* name_in_program(Do what) {
   switch (what) {  // "and" is a keyword of C++
-    case Do::land:
-      return "land";
-    case Do::lor:
-      return "lor";
-    case Do::lxor:
-      return "lxor";
-    case Do::lnot:
-      return "lnot";
-    default:
-      return kDo[static_cast<int>(what)].name;
+    case Do::land: return "land";
+    case Do::lor: return "lor";
+    case Do::lxor: return "lxor";
+    case Do::lnot: return "lnot";
+    default: return kDo[static_cast<int>(what)].name;
   }
 }
 
@@ -61,20 +56,16 @@ inline std::string statement_in_program(const Statement& s, int& numbers) {
   const auto number = std::to_string(s.number);
   char bits[24];
   switch (s.what) {
-    case Do::value:
-      return "value";
-    case Do::extra:
-      return "extras[" + number + "]";
-    case Do::index:
-      return "coordinates[" + number + "]";
+    case Do::value: return "value";
+    case Do::extra: return "extras[" + number + "]";
+    case Do::index: return "coordinates[" + number + "]";
     case Do::constant:
       std::snprintf(bits, sizeof(bits), "0x%llxull", static_cast<unsigned long long>(s.number));
       return "values::constant<" + type_in_program(s.type) + ">(" + bits + ")";
     case Do::number:
       return "values::constant<" + type_in_program(s.type) + ">(arguments.number[" +
              std::to_string(numbers++) + "])";
-    default:
-      break;
+    default: break;
   }
   std::string call =
       std::string("values::") + name_in_program(s.what) + "<" + type_in_program(s.type) + ">(";

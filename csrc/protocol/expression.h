@@ -137,21 +137,17 @@ static_assert(stand_at_their_values(kDo, &DoRow::what));
 /// Number of operands of a statement.
 constexpr int operands_of(Do what) {
   switch (kDo[static_cast<int>(what)].takes) {
-    case Takes::leaf:
-      return 0;
+    case Takes::leaf: return 0;
     case Takes::anything:
     case Takes::number:
     case Takes::real:
-    case Takes::one_bool:
-      return 1;
-    case Takes::choice:
-      return 3;
+    case Takes::one_bool: return 1;
+    case Takes::choice: return 3;
     case Takes::numbers:
     case Takes::floats:
     case Takes::divisor:
     case Takes::compared:
-    case Takes::bools:
-      break;
+    case Takes::bools: break;
   }
   return 2;
 }
@@ -270,28 +266,20 @@ class ExpressionReader {
     const ValueType t = s.type;
     const bool number = !is_narrow(t) && t != ValueType::boolean;
     switch (takes) {
-      case Takes::leaf:
-        return false;
-      case Takes::anything:
-        return count == 1;
-      case Takes::numbers:
-        return number && are(0, 2, t);
-      case Takes::number:
-        return number && are(0, 1, t);
-      case Takes::floats:
-        return is_real(t) && are(0, 2, t);
-      case Takes::real:
-        return is_real(t) && are(0, 1, t);
+      case Takes::leaf: return false;
+      case Takes::anything: return count == 1;
+      case Takes::numbers: return number && are(0, 2, t);
+      case Takes::number: return number && are(0, 1, t);
+      case Takes::floats: return is_real(t) && are(0, 2, t);
+      case Takes::real: return is_real(t) && are(0, 1, t);
       case Takes::divisor:
         return is_whole(t) && are(0, 2, t) && is_positive(to_.statements[s.operands[1]]);
       case Takes::choice:
         return !is_narrow(t) && count == 3 && type(0) == ValueType::boolean && are(1, 2, t);
       case Takes::compared:
         return t == ValueType::boolean && count == 2 && are(0, 2, type(0)) && !is_narrow(type(0));
-      case Takes::bools:
-        return t == ValueType::boolean && are(0, 2, t);
-      case Takes::one_bool:
-        return t == ValueType::boolean && are(0, 1, t);
+      case Takes::bools: return t == ValueType::boolean && are(0, 2, t);
+      case Takes::one_bool: return t == ValueType::boolean && are(0, 1, t);
     }
     return false;
   }

@@ -55,12 +55,9 @@ constexpr Span part_span(const Geometry& g, int world, int rank) {
 /// Whether `from` sends a message to `to`. A rank's message to itself is the data that it keeps.
 constexpr bool has_message(Collective c, int root, int from, int to) {
   switch (row_of(c).root) {
-    case Root::sends:
-      return from == root;
-    case Root::receives:
-      return to == root || (row_of(c).reduces && from == to);
-    case Root::none:
-      break;
+    case Root::sends: return from == root;
+    case Root::receives: return to == root || (row_of(c).reduces && from == to);
+    case Root::none: break;
   }
   return true;
 }
@@ -90,12 +87,9 @@ struct MessageMap : CallCore {
   constexpr Span span(Extent tensor, int from, int to, int own, int other) const {
     if (!has_message(collective, root, from, to)) return {};
     switch (tensor) {
-      case Extent::divided:
-        return part_span(geometry, world, other);
-      case Extent::part:
-        return dense_span(geometry.part_bytes(world, own));
-      case Extent::whole:
-        break;
+      case Extent::divided: return part_span(geometry, world, other);
+      case Extent::part: return dense_span(geometry.part_bytes(world, own));
+      case Extent::whole: break;
     }
     return dense_span(geometry.bytes());
   }

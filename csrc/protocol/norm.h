@@ -42,14 +42,10 @@ enum class CommonNorm : uint8_t {
 };
 constexpr CommonNorm common_values(Rounding rounding) {
   switch (rounding) {
-    case Rounding::fp32:
-      return CommonNorm::values;
-    case Rounding::parity:
-      return CommonNorm::parity;
-    case Rounding::parity_weight:
-      return CommonNorm::parity_weight;
-    case Rounding::count:
-      break;
+    case Rounding::fp32: return CommonNorm::values;
+    case Rounding::parity: return CommonNorm::parity;
+    case Rounding::parity_weight: return CommonNorm::parity_weight;
+    case Rounding::count: break;
   }
   return CommonNorm::other;
 }
@@ -177,14 +173,10 @@ COLLX_HD constexpr float from_e8m0(uint8_t code) {
 COLLX_HD constexpr float round_scale(float scale, ScaleType type) {
   if (is_nan(scale)) return float_of(kNaNBits);
   switch (type) {
-    case ScaleType::float16:
-      return from_float16_bits(to_float16_bits(scale));
-    case ScaleType::bfloat16:
-      return float_of(round_to_bfloat16(bits_of(scale)));
-    case ScaleType::float8_e8m0fnu:
-      return from_e8m0(to_e8m0(scale));
-    case ScaleType::float32:
-      break;
+    case ScaleType::float16: return from_float16_bits(to_float16_bits(scale));
+    case ScaleType::bfloat16: return float_of(round_to_bfloat16(bits_of(scale)));
+    case ScaleType::float8_e8m0fnu: return from_e8m0(to_e8m0(scale));
+    case ScaleType::float32: break;
   }
   return scale;
 }
@@ -192,14 +184,10 @@ COLLX_HD constexpr float round_scale(float scale, ScaleType type) {
 /// The stored form of a scale that round_scale() returned.
 COLLX_HD constexpr uint32_t stored_scale(float scale, ScaleType type) {
   switch (type) {
-    case ScaleType::float16:
-      return is_nan(scale) ? 0x7E00u : to_float16_bits(scale);
-    case ScaleType::bfloat16:
-      return bits_of(scale) >> 16;
-    case ScaleType::float8_e8m0fnu:
-      return is_nan(scale) ? 255u : to_e8m0(scale);
-    case ScaleType::float32:
-      break;
+    case ScaleType::float16: return is_nan(scale) ? 0x7E00u : to_float16_bits(scale);
+    case ScaleType::bfloat16: return bits_of(scale) >> 16;
+    case ScaleType::float8_e8m0fnu: return is_nan(scale) ? 255u : to_e8m0(scale);
+    case ScaleType::float32: break;
   }
   return bits_of(scale);
 }

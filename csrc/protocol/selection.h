@@ -84,16 +84,11 @@ constexpr uint64_t data_vectors(const Request& r, Share share) {
   const uint64_t all = ceil_div<uint64_t>(r.bytes, kVectorBytes);
   const uint64_t message = ceil_div<uint64_t>(r.message, kVectorBytes);
   switch (share) {
-    case Share::tensor:
-      return all;
-    case Share::part:
-      return ceil_div(all, world);
-    case Share::message:
-      return message;
-    case Share::slice:
-      return ceil_div(message, world > 1 ? world - 1 : 1);
-    case Share::none:
-      break;
+    case Share::tensor: return all;
+    case Share::part: return ceil_div(all, world);
+    case Share::message: return message;
+    case Share::slice: return ceil_div(message, world > 1 ? world - 1 : 1);
+    case Share::none: break;
   }
   return 0;
 }
@@ -152,14 +147,10 @@ constexpr bool lies_for_switch(const Request& r) {
 /// The slot area of a layout that `slots` names; null for none.
 constexpr const SlotArea* slots_of(const CudaLayout& layout, SlotsFor slots) {
   switch (slots) {
-    case SlotsFor::oneshot:
-      return &layout.oneshot;
-    case SlotsFor::twoshot:
-      return &layout.twoshot;
-    case SlotsFor::channels:
-      return &layout.channels.slots;
-    case SlotsFor::none:
-      break;
+    case SlotsFor::oneshot: return &layout.oneshot;
+    case SlotsFor::twoshot: return &layout.twoshot;
+    case SlotsFor::channels: return &layout.channels.slots;
+    case SlotsFor::none: break;
   }
   return nullptr;
 }

@@ -64,27 +64,19 @@ inline uint64_t rows_received(const Case& c, int world, int rank) {
 inline uint64_t input_bytes(const Case& c, int world, int rank) {
   switch (c.collective) {
     case Collective::allgather:
-    case Collective::gather:
-      return c.shape.part_bytes(world, rank);
-    case Collective::alltoallv:
-      return rows_sent(c, world, rank) * c.row_bytes;
-    case Collective::barrier:
-      return 0;
-    default:
-      return c.shape.bytes();
+    case Collective::gather: return c.shape.part_bytes(world, rank);
+    case Collective::alltoallv: return rows_sent(c, world, rank) * c.row_bytes;
+    case Collective::barrier: return 0;
+    default: return c.shape.bytes();
   }
 }
 inline uint64_t output_bytes(const Case& c, int world, int rank) {
   switch (c.collective) {
     case Collective::reducescatter:
-    case Collective::scatter:
-      return c.shape.part_bytes(world, rank);
-    case Collective::alltoallv:
-      return (rows_received(c, world, rank) + c.spare_rows) * c.row_bytes;
-    case Collective::barrier:
-      return 0;
-    default:
-      return c.shape.bytes();
+    case Collective::scatter: return c.shape.part_bytes(world, rank);
+    case Collective::alltoallv: return (rows_received(c, world, rank) + c.spare_rows) * c.row_bytes;
+    case Collective::barrier: return 0;
+    default: return c.shape.bytes();
   }
 }
 
@@ -246,23 +238,18 @@ inline Bytes expected_output(const Case& c, int world, int rank,
                              const std::vector<const char*>& in) {
   const auto all_of = [&](const char* input) { return Bytes(input, input + c.shape.bytes()); };
   switch (c.collective) {
-    case Collective::allgather:
-      return detail::concatenated(c, world, in);
+    case Collective::allgather: return detail::concatenated(c, world, in);
     case Collective::gather:
       return rank == c.root ? detail::concatenated(c, world, in) : Bytes(c.shape.bytes(), 0);
-    case Collective::broadcast:
-      return all_of(in[size_t(c.root)]);
+    case Collective::broadcast: return all_of(in[size_t(c.root)]);
     case Collective::scatter: {
       const Part part = partition(c.shape.units, world, rank);
       const char* const start = in[size_t(c.root)] + part.start * c.shape.inner;
       return Bytes(start, start + part.count * c.shape.inner);
     }
-    case Collective::alltoall:
-      return detail::transposed(c, world, rank, in);
-    case Collective::alltoallv:
-      return detail::sorted_by_sender(c, world, rank, in);
-    case Collective::reducescatter:
-      return detail::reduced_part(c, world, rank, in);
+    case Collective::alltoall: return detail::transposed(c, world, rank, in);
+    case Collective::alltoallv: return detail::sorted_by_sender(c, world, rank, in);
+    case Collective::reducescatter: return detail::reduced_part(c, world, rank, in);
     case Collective::reduce:
       if (rank != c.root) return all_of(in[size_t(rank)]);
       [[fallthrough]];
@@ -275,8 +262,7 @@ inline Bytes expected_output(const Case& c, int world, int rank,
                        c.op);
       return result;
     }
-    default:
-      return {};
+    default: return {};
   }
 }
 

@@ -80,28 +80,20 @@ inline float random_value(std::mt19937_64& random, uint64_t kind) {
   const double unit = double(random() >> 11) * 0x1p-53;
   const double normal = (unit - 0.5) * std::exp2(double(random() % 6)) / 4;
   switch (kind) {
-    case 3:
-      return 0;
-    case 4:
-      return -0.0f;
-    case 5:
-      return float(normal * 0x1p-130);
-    case 6:
-      return float(normal * 0x1p+66);
-    case 7:
-      return float(normal * 0x1p-80);
-    case 8:
-      return float(normal * 0x1p-20);
+    case 3: return 0;
+    case 4: return -0.0f;
+    case 5: return float(normal * 0x1p-130);
+    case 6: return float(normal * 0x1p+66);
+    case 7: return float(normal * 0x1p-80);
+    case 8: return float(normal * 0x1p-20);
     case 9:
       if (random() % 61 == 0) return std::nanf("");
       return float(normal);
     case 10:
       if (random() % 61 == 0) return random() % 2 == 0 ? INFINITY : -INFINITY;
       return float(normal);
-    case 11:
-      return float(normal * 60000);
-    default:
-      return float(normal);
+    case 11: return float(normal * 60000);
+    default: return float(normal);
   }
 }
 

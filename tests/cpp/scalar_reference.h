@@ -69,10 +69,8 @@ T combine(ReduceOp op, T a, T b) {
     }
   }
   switch (op) {
-    case ReduceOp::max:
-      return a > b ? a : b;
-    case ReduceOp::min:
-      return a < b ? a : b;
+    case ReduceOp::max: return a > b ? a : b;
+    case ReduceOp::min: return a < b ? a : b;
     case ReduceOp::prod:
       if constexpr (std::is_integral_v<T>) return T(uint64_t(a) * uint64_t(b));
       return a * b;
@@ -109,23 +107,17 @@ void reduce_plain(const std::vector<const void*>& inputs, void* output, uint64_t
 inline void reference_reduce(const std::vector<const void*>& inputs, void* output, uint64_t numel,
                              DType dtype, ReduceOp op) {
   switch (dtype) {
-    case DType::float32:
-      return reduce_plain<float>(inputs, output, numel, op);
-    case DType::float64:
-      return reduce_plain<double>(inputs, output, numel, op);
+    case DType::float32: return reduce_plain<float>(inputs, output, numel, op);
+    case DType::float64: return reduce_plain<double>(inputs, output, numel, op);
     case DType::float16:
       return reduce_as<uint16_t>(inputs, output, numel, op, HalfTraits::widen, HalfTraits::narrow);
     case DType::bfloat16:
       return reduce_as<uint16_t>(inputs, output, numel, op, BFloatTraits::widen,
                                  BFloatTraits::narrow);
-    case DType::int32:
-      return reduce_plain<int32_t>(inputs, output, numel, op);
-    case DType::int64:
-      return reduce_plain<int64_t>(inputs, output, numel, op);
-    case DType::int8:
-      return reduce_plain<int8_t>(inputs, output, numel, op);
-    default:
-      return reduce_plain<uint8_t>(inputs, output, numel, op);
+    case DType::int32: return reduce_plain<int32_t>(inputs, output, numel, op);
+    case DType::int64: return reduce_plain<int64_t>(inputs, output, numel, op);
+    case DType::int8: return reduce_plain<int8_t>(inputs, output, numel, op);
+    default: return reduce_plain<uint8_t>(inputs, output, numel, op);
   }
 }
 

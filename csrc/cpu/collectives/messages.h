@@ -47,16 +47,11 @@ void copy_narrow(char* to, uint64_t to_pitch, const char* from, uint64_t from_pi
 inline void copy_rows(CopyKernel copy, char* to, uint64_t to_pitch, const char* from,
                       uint64_t from_pitch, uint64_t width, uint64_t rows) {
   switch (width) {
-    case 1:
-      return copy_narrow<1>(to, to_pitch, from, from_pitch, rows);
-    case 2:
-      return copy_narrow<2>(to, to_pitch, from, from_pitch, rows);
-    case 4:
-      return copy_narrow<4>(to, to_pitch, from, from_pitch, rows);
-    case 8:
-      return copy_narrow<8>(to, to_pitch, from, from_pitch, rows);
-    case 16:
-      return copy_narrow<16>(to, to_pitch, from, from_pitch, rows);
+    case 1: return copy_narrow<1>(to, to_pitch, from, from_pitch, rows);
+    case 2: return copy_narrow<2>(to, to_pitch, from, from_pitch, rows);
+    case 4: return copy_narrow<4>(to, to_pitch, from, from_pitch, rows);
+    case 8: return copy_narrow<8>(to, to_pitch, from, from_pitch, rows);
+    case 16: return copy_narrow<16>(to, to_pitch, from, from_pitch, rows);
     default:
       for (uint64_t r = 0; r < rows; ++r) copy(to + r * to_pitch, from + r * from_pitch, width);
   }

@@ -101,19 +101,15 @@ inline COLLX_HERE void store_tile(Tile from, char* to) {
 
 inline COLLX_HERE void load_tile(Tile& to, const Step& s, int64_t i) {
   switch (s.form) {
-    case Form::none:
-      return;
+    case Form::none: return;
     case Form::uniform: {
       const Floats all = uniform_floats(std::bit_cast<uint32_t>(s.uniform));
       each_vector([&](int v) COLLX_HERE { to.v[v] = all; });
       return;
     }
-    case Form::wide:
-      return load_tile<Plain<float, uint32_t>>(to, s.at + 4 * i);
-    case Form::bfloat16:
-      return load_tile<BFloat16>(to, s.at + 2 * i);
-    case Form::float16:
-      return load_tile<Float16>(to, s.at + 2 * i);
+    case Form::wide: return load_tile<Plain<float, uint32_t>>(to, s.at + 4 * i);
+    case Form::bfloat16: return load_tile<BFloat16>(to, s.at + 2 * i);
+    case Form::float16: return load_tile<Float16>(to, s.at + 2 * i);
   }
 }
 
@@ -124,9 +120,7 @@ inline void run_tiles(const Step* first, const Step* last, int64_t from, int64_t
     Tile made{};
     for (const Step* s = first; s != last; ++s) {
       switch (s->act) {
-        case Act::take:
-          load_tile(made, *s, i);
-          break;
+        case Act::take: load_tile(made, *s, i); break;
         case Act::put:
           if (s->form == Form::wide) store_tile<Plain<float, uint32_t>>(made, s->at + 4 * i);
           if (s->form == Form::bfloat16) store_tile<BFloat16>(made, s->at + 2 * i);

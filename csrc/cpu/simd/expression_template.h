@@ -84,16 +84,12 @@ class Evaluation : Plan {
   void compute(size_t k) {
     const Statement& s = expression_.statements[k];
     switch (s.what) {
-      case Do::value:
-        return load(k, s.type, 1);
-      case Do::extra:
-        return load(k, s.type, 2 + s.number);
+      case Do::value: return load(k, s.type, 1);
+      case Do::extra: return load(k, s.type, 2 + s.number);
       case Do::index:
         return load(k, s.type, 2 + static_cast<uint64_t>(expression_.extras) + s.number);
-      case Do::cast:
-        return cast(k, s);
-      default:
-        break;
+      case Do::cast: return cast(k, s);
+      default: break;
     }
     switch (kDo[static_cast<int>(s.what)].takes) {
       case Takes::compared:
@@ -101,8 +97,7 @@ class Evaluation : Plan {
       case Takes::real:
         return s.type == ValueType::float32 ? real<float>(k, s) : real<double>(k, s);
       case Takes::bools:
-      case Takes::one_bool:
-        return logic(k, s);
+      case Takes::one_bool: return logic(k, s);
       case Takes::choice:
         return with_type(s.type, [&](auto type) { choose<Lane<type.value>>(k, s); });
       default:
@@ -206,31 +201,21 @@ class Evaluation : Plan {
   template <typename T>
   void compare(size_t k, const Statement& s) {
     switch (s.what) {
-      case Do::lt:
-        return each<T>(k, s, [](T a, T b) { return a < b; });
-      case Do::le:
-        return each<T>(k, s, [](T a, T b) { return a <= b; });
-      case Do::gt:
-        return each<T>(k, s, [](T a, T b) { return a > b; });
-      case Do::ge:
-        return each<T>(k, s, [](T a, T b) { return a >= b; });
-      case Do::eq:
-        return each<T>(k, s, [](T a, T b) { return a == b; });
-      default:
-        return each<T>(k, s, [](T a, T b) { return a != b; });
+      case Do::lt: return each<T>(k, s, [](T a, T b) { return a < b; });
+      case Do::le: return each<T>(k, s, [](T a, T b) { return a <= b; });
+      case Do::gt: return each<T>(k, s, [](T a, T b) { return a > b; });
+      case Do::ge: return each<T>(k, s, [](T a, T b) { return a >= b; });
+      case Do::eq: return each<T>(k, s, [](T a, T b) { return a == b; });
+      default: return each<T>(k, s, [](T a, T b) { return a != b; });
     }
   }
 
   void logic(size_t k, const Statement& s) {
     switch (s.what) {
-      case Do::land:
-        return each<bool>(k, s, [](bool a, bool b) { return a && b; });
-      case Do::lor:
-        return each<bool>(k, s, [](bool a, bool b) { return a || b; });
-      case Do::lxor:
-        return each<bool>(k, s, [](bool a, bool b) { return a != b; });
-      default:
-        return each<bool>(k, s, [](bool a, bool) { return !a; });
+      case Do::land: return each<bool>(k, s, [](bool a, bool b) { return a && b; });
+      case Do::lor: return each<bool>(k, s, [](bool a, bool b) { return a || b; });
+      case Do::lxor: return each<bool>(k, s, [](bool a, bool b) { return a != b; });
+      default: return each<bool>(k, s, [](bool a, bool) { return !a; });
     }
   }
 
@@ -259,16 +244,11 @@ class Evaluation : Plan {
       return each([what](double v) { return real_function(what, v); });
     }
     switch (what) {
-      case Do::exp:
-        return each([](double v) { return exponential(v); });
-      case Do::sigmoid:
-        return each([](double v) { return logistic(v); });
-      case Do::silu:
-        return each([](double v) { return v * logistic(v); });
-      case Do::tanh:
-        return each([](double v) { return hyperbolic_tangent(v); });
-      default:
-        return each([what](double v) { return real_function(what, v); });
+      case Do::exp: return each([](double v) { return exponential(v); });
+      case Do::sigmoid: return each([](double v) { return logistic(v); });
+      case Do::silu: return each([](double v) { return v * logistic(v); });
+      case Do::tanh: return each([](double v) { return hyperbolic_tangent(v); });
+      default: return each([what](double v) { return real_function(what, v); });
     }
   }
 

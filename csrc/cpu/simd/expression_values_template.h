@@ -111,28 +111,17 @@ template <typename F>
 void with_type(ValueType type, F f) {
   using enum ValueType;
   switch (type) {
-    case float32:
-      return f(std::integral_constant<ValueType, float32>{});
-    case float16:
-      return f(std::integral_constant<ValueType, float16>{});
-    case bfloat16:
-      return f(std::integral_constant<ValueType, bfloat16>{});
-    case float64:
-      return f(std::integral_constant<ValueType, float64>{});
-    case int32:
-      return f(std::integral_constant<ValueType, int32>{});
-    case int64:
-      return f(std::integral_constant<ValueType, int64>{});
-    case int8:
-      return f(std::integral_constant<ValueType, int8>{});
-    case uint8:
-      return f(std::integral_constant<ValueType, uint8>{});
-    case int16:
-      return f(std::integral_constant<ValueType, int16>{});
-    case boolean:
-      return f(std::integral_constant<ValueType, boolean>{});
-    case count:
-      break;
+    case float32: return f(std::integral_constant<ValueType, float32>{});
+    case float16: return f(std::integral_constant<ValueType, float16>{});
+    case bfloat16: return f(std::integral_constant<ValueType, bfloat16>{});
+    case float64: return f(std::integral_constant<ValueType, float64>{});
+    case int32: return f(std::integral_constant<ValueType, int32>{});
+    case int64: return f(std::integral_constant<ValueType, int64>{});
+    case int8: return f(std::integral_constant<ValueType, int8>{});
+    case uint8: return f(std::integral_constant<ValueType, uint8>{});
+    case int16: return f(std::integral_constant<ValueType, int16>{});
+    case boolean: return f(std::integral_constant<ValueType, boolean>{});
+    case count: break;
   }
 }
 
@@ -210,12 +199,9 @@ template <typename G>
 inline __attribute__((always_inline)) void with_function(Do what, bool ordinary, G g) {
   const auto wrapping = [&](auto f) { g([f](auto a, auto b) { return wrapped(a, b, f); }); };
   switch (what) {
-    case Do::add:
-      return wrapping([](auto a, auto b) { return a + b; });
-    case Do::sub:
-      return wrapping([](auto a, auto b) { return a - b; });
-    case Do::mul:
-      return wrapping([](auto a, auto b) { return a * b; });
+    case Do::add: return wrapping([](auto a, auto b) { return a + b; });
+    case Do::sub: return wrapping([](auto a, auto b) { return a - b; });
+    case Do::mul: return wrapping([](auto a, auto b) { return a * b; });
     case Do::div:
       return g([](auto a, auto b) {
         if constexpr (kIsWhole<decltype(a)>) {
@@ -224,10 +210,8 @@ inline __attribute__((always_inline)) void with_function(Do what, bool ordinary,
           return a / b;
         }
       });
-    case Do::neg:
-      return wrapping([](auto a, auto) { return -a; });
-    case Do::abs:
-      return g([](auto a, auto) { return magnitude(a); });
+    case Do::neg: return wrapping([](auto a, auto) { return -a; });
+    case Do::abs: return g([](auto a, auto) { return magnitude(a); });
     case Do::minimum:
     case Do::clamp_max:
       if (ordinary) return g([](auto a, auto b) { return lesser(a, b); });
@@ -238,8 +222,7 @@ inline __attribute__((always_inline)) void with_function(Do what, bool ordinary,
       return g([](auto a, auto b) { return most(a, b); });
     case Do::relu:
       return g([](auto a, auto) { return a <= decltype(a){} ? decltype(a){} : a; });  // keeps NaN
-    default:
-      return;
+    default: return;
   }
 }
 
@@ -310,12 +293,9 @@ inline __attribute__((always_inline)) double hyperbolic_tangent(double x) {
 inline double real_function(Do what, double x) {
   using std::numbers::sqrt2;
   switch (what) {
-    case Do::exp:
-      return std::exp(x);
-    case Do::log:
-      return std::log(x);
-    case Do::tanh:
-      return std::tanh(x);
+    case Do::exp: return std::exp(x);
+    case Do::log: return std::log(x);
+    case Do::tanh: return std::tanh(x);
     case Do::sigmoid:
     case Do::silu: {
       // Numerically stable for both signs of x: the argument of exp is never positive.
@@ -323,16 +303,13 @@ inline double real_function(Do what, double x) {
       const double sigmoid = (x < 0 ? e : 1.0) / (1.0 + e);
       return what == Do::silu ? x * sigmoid : sigmoid;
     }
-    case Do::erf:
-      return std::erf(x);
-    case Do::gelu:
-      return 0.5 * x * std::erfc(-x / sqrt2);
+    case Do::erf: return std::erf(x);
+    case Do::gelu: return 0.5 * x * std::erfc(-x / sqrt2);
     case Do::gelu_tanh: {
       const double scale = sqrt2 * std::numbers::inv_sqrtpi;
       return 0.5 * x * (1.0 + std::tanh(scale * (x + 0.044715 * x * x * x)));
     }
-    default:
-      return x;
+    default: return x;
   }
 }
 

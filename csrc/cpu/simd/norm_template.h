@@ -425,14 +425,10 @@ void quantize(const NormRow& row, const LastOf& last) {
 template <typename F, typename LastOf>
 void quantize_as_asked(const NormRow& row, const LastOf& last) {
   switch (row.options->quantization) {
-    case Quantization::e4m3fn:
-      return quantize<Quantization::e4m3fn>(row, last);
-    case Quantization::e5m2:
-      return quantize<Quantization::e5m2>(row, last);
-    case Quantization::int8:
-      return quantize<Quantization::int8>(row, last);
-    case Quantization::none:
-      return;
+    case Quantization::e4m3fn: return quantize<Quantization::e4m3fn>(row, last);
+    case Quantization::e5m2: return quantize<Quantization::e5m2>(row, last);
+    case Quantization::int8: return quantize<Quantization::int8>(row, last);
+    case Quantization::none: return;
   }
 }
 
@@ -465,14 +461,10 @@ void finish_as(const NormRow& row) {
 template <typename F>
 void finish(const NormRow& row) {
   switch (row.options->rounding) {
-    case Rounding::parity:
-      return finish_as<F, Rounding::parity>(row);
-    case Rounding::parity_weight:
-      return finish_as<F, Rounding::parity_weight>(row);
-    case Rounding::fp32:
-      return finish_as<F, Rounding::fp32>(row);
-    case Rounding::count:
-      break;
+    case Rounding::parity: return finish_as<F, Rounding::parity>(row);
+    case Rounding::parity_weight: return finish_as<F, Rounding::parity_weight>(row);
+    case Rounding::fp32: return finish_as<F, Rounding::fp32>(row);
+    case Rounding::count: break;
   }
 }
 

@@ -38,14 +38,10 @@ constexpr int unrolled(int world) { return world == 2 || world == 4 || world == 
 template <typename F>
 Kernel for_world(int world, F f) {
   switch (unrolled(world)) {
-    case 2:
-      return f.template operator()<2>();
-    case 4:
-      return f.template operator()<4>();
-    case 8:
-      return f.template operator()<8>();
-    default:
-      return f.template operator()<0>();
+    case 2: return f.template operator()<2>();
+    case 4: return f.template operator()<4>();
+    case 8: return f.template operator()<8>();
+    default: return f.template operator()<0>();
   }
 }
 
