@@ -143,6 +143,10 @@ void bind_backend(py::module_& module) {
            }),
            py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("inner"), py::arg("maker"))
       .def("get_error", &Backend::getError)
+      // PyTorch calls it on the ranks that are not members of a new group, if the default group has
+      // a `device_id`. Nothing is split off a communicator.
+      .def(
+          "perform_nocolor_split", [](Backend&, const py::object& /*device*/) {}, py::arg("device"))
       .def_property_readonly("options", &Backend::getBackendOptions);
 }
 

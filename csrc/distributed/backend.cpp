@@ -474,12 +474,12 @@ c10::intrusive_ptr<c10d::Work> Backend::alltoall_base(at::Tensor& output, at::Te
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::barrier(const c10d::BarrierOptions& o) {
-  const bool on_cuda = o.device ? o.device->is_cuda() : !o.device_ids.empty();
-  c10::Device device(c10::kCPU);
-  if (on_cuda) {
-    const int64_t index = o.device ? o.device->index() : o.device_ids[0];
-    device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+  // PyTorch does not pass o.device on.
+  c10::Device device = getBoundDeviceId().value_or(c10::kCPU);
+  if (!o.device_ids.empty() && at::hasCUDA()) {
+    device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(o.device_ids[0]));
   }
+  const bool on_cuda = device.is_cuda();
   if (!serves(device)) return kept(device, inner(device).barrier(o));
   const std::shared_ptr<Communicator>& communicator = place(device).communicator;
   // On CUDA, wait() blocks the host as in other backends. This requires a posted call.

@@ -39,6 +39,8 @@ class Work final : public c10d::Work {
   bool isSuccess() const override;
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override;
+  /// On CUDA, the future is complete when the call has been enqueued, so it cannot hold the stream.
+  void blockCurrentStream() override { synchronize(); }
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override;

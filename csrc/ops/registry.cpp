@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <mutex>
 #include <vector>
@@ -25,7 +26,7 @@ struct Registry {
 
 std::atomic<int> forks{0};
 
-/// The last lookup of this thread, since successive calls mostly use the same communicator.
+/// A result of a lookup of this thread, since successive calls mostly use the same communicator.
 struct Last {
   uint64_t changes = 0;
   std::string name;
@@ -107,8 +108,16 @@ std::shared_ptr<Communicator> look_up(std::string_view name, std::optional<c10::
   std::shared_ptr<Communicator> found = find(name);
   const Lookup lookup = chosen_lookup.load(std::memory_order_acquire);
   if (found != nullptr || lookup == nullptr) return found;
+  // The last result of this thread for any device, for the CPU and for CUDA.
+  thread_local std::array<Last, 3> results;
+  Last& kept = results[!device ? 0 : device->is_cuda() ? 2 : 1];
+  const uint64_t changes = instance().changes.load(std::memory_order_acquire);
+  if (kept.changes == changes && kept.name == name) found = kept.found.lock();
+  if (found != nullptr) return found;
   const NotPosting for_the_calls_of_init;
-  return lookup(std::string(name), device);
+  found = lookup(std::string(name), device);
+  if (found != nullptr) kept = {changes, std::string(name), found};
+  return found;
 }
 
 std::shared_ptr<Communicator> require(const char* op, std::string_view name,

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from collx._bootstrap.options import group_named, group_of_backend
 from collx._imports import after_import
-from collx.communicator import Communicator, find, forked, known, of_group, settle_known
+from collx.communicator import Communicator, find, forked, known, of_calls, of_group, settle_known
 from collx.errors import CommunicatorPoisoned
 
 __all__ = ["Group", "get", "is_initialized", "name_of", "process_group"]
@@ -60,7 +60,7 @@ def name_of(group: Group) -> str:
 
 
 def _name_for_group(group_name: str) -> str:
-    communicator = of_group(group_name)
+    communicator = of_calls(group_name)
     if communicator is not None:
         return communicator.name
     if find(group_name) is not None:
@@ -85,7 +85,7 @@ def get(group: Group = None) -> Communicator:
     """Returns the communicator of a group. Raises ValueError if there is none, and
     CommunicatorPoisoned if it has been destroyed."""
     name = name_of(group)
-    communicator = find(name)
+    communicator = find(name) or of_group(name)
     if communicator is None and group_of_backend(name) is not None:
         raise ValueError(
             f'the backend "collx" has not created a communicator of group {name!r}; it does so in '
@@ -115,7 +115,8 @@ def is_initialized(group: Group = None) -> bool:
         return of_group(_members(group)) is not None
     if isinstance(group, Communicator):
         return group._listed
-    return find(name_of(group)) is not None
+    name = name_of(group)
+    return (find(name) or of_group(name)) is not None
 
 
 def process_group(group: Group) -> tuple[dist.ProcessGroup, dist.Store]:

@@ -45,6 +45,9 @@ class Work(dist.Work):
     def synchronize(self) -> None:
         self.wait()
 
+    def block_current_stream(self) -> None:
+        self.wait()
+
     def is_completed(self) -> bool:
         return self._handle is None or self._handle.is_completed()
 

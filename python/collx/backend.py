@@ -25,11 +25,11 @@ import torch
 import torch.distributed as dist
 
 import collx  # noqa: F401  # loads the library
-from collx._bootstrap.options import MAX_RANKS, Members, group_of_backend
+from collx._bootstrap.options import MAX_RANKS, Members, group_named, group_of_backend
 from collx._extension import extension
 from collx._init import make
 from collx._memory import SymmetricMemory
-from collx.communicator import Communicator, find, of_group
+from collx.communicator import Communicator, live, of_group
 from collx.errors import InitError
 
 __all__ = ["NAME", "Options"]
@@ -97,9 +97,12 @@ class _Maker:
         if members.size > MAX_RANKS[device.type]:
             return None
         name = f"{members.name}/{device.type}"
-        previous = find(name)
-        if previous is not None and previous.poisoned:  # of a group that was aborted, not destroyed
-            previous._leave()
+        for one in live():  # of groups that were aborted, or that ended without shutdown()
+            of_backend = one._group is None
+            if of_backend and (
+                one.name == name or (one.poisoned and group_named(one.group_name) is None)
+            ):
+                one._leave()
         made = make(
             members,
             name=name,
@@ -220,6 +223,7 @@ def _create(
     options = copy.copy(options)
     options._timeout = given.timeout
     options.group_name = given.group_id  # type: ignore[assignment]
+    options.global_ranks_in_group = given.global_ranks_in_group
     members = Members(given.group_id, given.group_rank, given.group_size, given.store, None)
     return _backend(members, options)
 

@@ -40,6 +40,7 @@ __all__ = [
     "known",
     "live",
     "making",
+    "of_calls",
     "of_group",
     "settle_known",
 ]
@@ -113,6 +114,16 @@ def of_group(group: dist.ProcessGroup | str, device_type: str | None = None) -> 
     return made[0] if made else None
 
 
+def of_calls(group: dist.ProcessGroup | str) -> Communicator | None:
+    """Returns the communicator that calls with this group use, if they all use the same one. For a
+    communicator of a backend on the CPU, returns None if there are GPUs: for a tensor on CUDA, the
+    backend then uses or creates another one."""
+    one = of_group(group)
+    if one is None or one._group is not None or one.device.type == "cuda":
+        return one
+    return None if torch.cuda.is_available() else one
+
+
 @contextmanager
 def making(name: str) -> Iterator[None]:
     """Marks a name as used by a running `collx.init`. Raises ValueError if another thread is
@@ -138,7 +149,7 @@ def settle_known(group: dist.ProcessGroup | None) -> None:
         return
     with _lock:
         try:
-            one = of_group(group)
+            one = of_calls(group)
         except ValueError:
             one = None
         if one is None:

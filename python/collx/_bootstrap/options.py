@@ -32,7 +32,7 @@ MAX_RANKS = {"cuda": 8, "cpu": 16}
 
 def group_named(name: str) -> dist.ProcessGroup | None:
     """Returns the process group of this process with that name, None if there is none."""
-    named = distributed_c10d._world.pg_names.items()
+    named = tuple(distributed_c10d._world.pg_names.items())  # other threads may create groups
     return next((group for group, its_name in named if its_name == name), None)
 
 

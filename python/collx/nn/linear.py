@@ -67,7 +67,7 @@ class ColumnParallelLinear(nn.Module):
         Args:
             in_features, out_features: the sizes of the whole layer.
             bias: whether the layer has a bias.
-            group: the communicator, as in `collx.allreduce`. It must exist.
+            group: the communicator, as in `collx.allreduce`. With `overlap`, it must exist.
             units: the outputs of this rank; by default its `shard_range`.
             gather_output: concatenates the outputs of all ranks. The ranks must then have the
                 outputs of `shard_range`.
@@ -187,7 +187,7 @@ class RowParallelLinear(nn.Module):
         Args:
             in_features, out_features: the sizes of the whole layer.
             bias: whether the layer has a bias.
-            group: the communicator, as in `collx.allreduce`. It must exist.
+            group: the communicator, as in `collx.allreduce`. With `overlap`, it must exist.
             units: the inputs of this rank; by default its `shard_range`.
             reduce: sums a tensor [..., out_features] over the ranks; by default
                 `reduce_from_ranks`. If a TensorParallelRMSNorm follows, which sums itself, pass a

@@ -400,6 +400,23 @@ def test_functions_and_layers_create_the_communicator_as_collectives_do(pool: Po
             assert "no communicator" in shape.message
 
 
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_what_pytorch_calls_beside_collectives(rank: Rank) -> None:
+    group, x = group_of(rank), torch.ones(100, device=rank.device)
+    dist.barrier(group, device_ids=[rank.device.index or 0])
+    work = dist.all_reduce(x, group=group, async_op=True)
+    work.block_current_stream()
+    assert bool((x + 1 == rank.size + 1).all())
+    work.wait()
+    assert collx.get(group.group_name) is collx.get(group)
+    assert collx.is_initialized(group.group_name)
+    backend = group._get_backend(rank.device)
+    backend.perform_nocolor_split(rank.device)  # for ranks outside of a new group
+    assert backend.options.global_ranks_in_group == list(range(rank.size))
+    dist.destroy_process_group(group)
+
+
 def _residual_of_another_rank(rank: Rank) -> list[Attempt]:
     """The check of the residual needs the rank, which only the communicator knows."""
     x = torch.ones(2 * rank.size, 8, device=rank.device)
