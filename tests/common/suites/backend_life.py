@@ -213,6 +213,9 @@ x = torch.ones(100, device=device)
 other = dist.new_group()
 dist.all_reduce(x)
 dist.all_reduce(x, group=other)
+assert bool((x == size**2).all()), x
+store.set(f"completed {{rank}}", "")  # an abort would end a call in progress on another rank
+store.wait([f"completed {{each}}" for each in range(size)])
 distributed_c10d.{ending}()
 again = dist.PrefixStore("again", store)
 dist.init_process_group("collx", store=again, rank=rank, world_size=size)
