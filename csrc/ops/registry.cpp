@@ -93,30 +93,26 @@ void leave(const Communicator& communicator) {
 }
 
 std::shared_ptr<Communicator> find(std::string_view name) {
-  thread_local Last last;
-  Registry& registry = instance();
-  if (last.changes == registry.changes.load(std::memory_order_acquire) && last.name == name) {
-    return last.found.lock();
-  }
-  std::lock_guard lock(registry.mutex);
-  std::shared_ptr<Communicator> found = registry.table.find(name);
-  last = {registry.changes.load(std::memory_order_relaxed), std::string(name), found};
-  return found;
+  std::lock_guard lock(instance().mutex);
+  return instance().table.find(name);
 }
 
 std::shared_ptr<Communicator> look_up(std::string_view name, std::optional<c10::Device> device) {
+  // Results for any device, for the CPU and for CUDA.
+  thread_local std::array<Last, 3> results;
+  Last& last = results[!device ? 0 : device->is_cuda() ? 2 : 1];
+  // Read first: a change during the lookup makes the result outdated.
+  const uint64_t changes = instance().changes.load(std::memory_order_acquire);
+  if (last.changes == changes && last.name == name) {
+    if (std::shared_ptr<Communicator> found = last.found.lock()) return found;
+  }
   std::shared_ptr<Communicator> found = find(name);
   const Lookup lookup = chosen_lookup.load(std::memory_order_acquire);
-  if (found != nullptr || lookup == nullptr) return found;
-  // The last result of this thread for any device, for the CPU and for CUDA.
-  thread_local std::array<Last, 3> results;
-  Last& kept = results[!device ? 0 : device->is_cuda() ? 2 : 1];
-  const uint64_t changes = instance().changes.load(std::memory_order_acquire);
-  if (kept.changes == changes && kept.name == name) found = kept.found.lock();
-  if (found != nullptr) return found;
-  const NotPosting for_the_calls_of_init;
-  found = lookup(std::string(name), device);
-  if (found != nullptr) kept = {changes, std::string(name), found};
+  if (found == nullptr && lookup != nullptr) {
+    const NotPosting for_the_calls_of_init;
+    found = lookup(std::string(name), device);
+  }
+  last = {changes, std::string(name), found};
   return found;
 }
 

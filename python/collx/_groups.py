@@ -86,14 +86,14 @@ def get(group: Group = None) -> Communicator:
     CommunicatorPoisoned if it has been destroyed."""
     name = name_of(group)
     communicator = find(name) or of_group(name)
-    if communicator is None and group_of_backend(name) is not None:
+    if communicator is not None:
+        return communicator
+    if group_of_backend(name) is not None:
         raise ValueError(
             f'the backend "collx" has not created a communicator of group {name!r}; it does so in '
             "the first collective of all ranks, or with the group if device_id is given"
         )
-    if communicator is None:
-        raise ValueError(f"there is no communicator {name!r}; call collx.init first")
-    return communicator
+    raise ValueError(f"there is no communicator {name!r}; call collx.init first")
 
 
 def rank_and_size(group: Group = None) -> tuple[int, int]:
