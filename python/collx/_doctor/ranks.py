@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ SIZES = {"cpu": (8 << 10, 256 << 10, 4 << 20), "cuda": (8 << 10, 1 << 20, 64 << 
 _OPERATORS = tuple(name for name, op in OPS.items() if op.has_tensor and op not in NORM_OPS)
 _CALLS, _WARMUP = 20, 3
 _INIT_SHARE = 0.5  # share of the time limit for collx.init, whose error names the missing rank
+_LEAST = 1.0  # seconds for collx.init at least, so that it ends after a short time limit
 _GRACE = 2  # seconds for the other ranks to report, after one has ended
 
 
@@ -117,16 +117,15 @@ def _report(reports: _Reports, device_type: str, timeout: float) -> None:
     # Without this variable, PyTorch would create them in the rendezvous.
     os.environ[multicast.OFF] = "1"
     reports.write(device=str(device), stage="process group")
-    limit = timedelta(seconds=timeout)
+    # The group has PyTorch's timeout, which is longer: a rank that raised at the end of the time
+    # limit would be reported as failed instead of as late.
     store = dist.PrefixStore("group", reports.store)
-    dist.init_process_group(
-        "gloo", store=store, rank=reports.rank, world_size=reports.world, timeout=limit
-    )
+    dist.init_process_group("gloo", store=store, rank=reports.rank, world_size=reports.world)
     ranks = GlooRanks()
     ranks.barrier()
     reports.write(stage="collx.init")
     begin = time.perf_counter()
-    comm = collx.init(device=device, timeout=max(0.1, timeout * _INIT_SHARE))
+    comm = collx.init(device=device, timeout=max(_LEAST, timeout * _INIT_SHARE))
     reports.write(
         init_seconds=time.perf_counter() - begin,
         fallback_reason=comm.fallback_reason,
