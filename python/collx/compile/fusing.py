@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from collx.compile.matching import CONVERTS, prune, value
+from collx.compile.matching import CONVERTS, is_contiguous, prune, value
 from collx.compile.norms import Norm
 from collx.compile.quantization import Quantized
 
@@ -57,6 +57,9 @@ def fuse(
         # The call is inserted at the position of the sum.
         if isinstance(node, Node) and not node < norm.acc:
             return f"the {what} is computed after the sum"
+    replaced = _replaced(norm, quantized)
+    if not all(old is None or is_contiguous(value(old)) for old in replaced):
+        return "its result is not contiguous"
     made = _Made(graph, norm.acc)
     try:
         if norm.kind == "layernorm" and norm.weighted.bias is None:
@@ -69,7 +72,6 @@ def fuse(
         keep_norm = quantized is not None and quantized.keeps_norm
         op = getattr(getattr(_ops, name), "keep_norm" if keep_norm else "default")
         results = made.results(op, positional(op, given))
-        replaced = _replaced(norm, quantized)
         fitting = [
             (old, made.like(old, new, leading))
             for old, new in zip(replaced, results, strict=True)

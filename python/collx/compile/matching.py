@@ -15,6 +15,7 @@ __all__ = [
     "converted",
     "equal",
     "in_float32",
+    "is_contiguous",
     "is_last",
     "only_user",
     "other_operand",
@@ -85,6 +86,11 @@ def equal(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and all(
         statically_known_true(x == y) for x, y in zip(a, b, strict=True)
     )
+
+
+def is_contiguous(tensor: torch.Tensor) -> bool:
+    """Whether a fake tensor has the strides of a new tensor. The comparison adds no guards."""
+    return equal(tensor.stride(), tensor.new_empty(tensor.shape).stride())
 
 
 def prune(graph: Graph, nodes: Sequence[Node]) -> None:

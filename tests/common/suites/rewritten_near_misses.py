@@ -125,6 +125,9 @@ NEARLY = {
         NO_NORM,
         "",
     ),
+    "a transposed residual": Nearly(
+        lambda y, r, w, s: _llama(r.t().contiguous().t() + y, w), NO_NORM, "is not contiguous"
+    ),
     "no weight": Nearly(
         lambda y, r, w, s: _llama(y + r, torch.ones_like(w)) + w, NO_NORM, "is not weighted"
     ),
