@@ -119,6 +119,8 @@ def _quantized(y: Node, wide: Node, factor: Node, chain: list[Node]) -> Quantize
         inner |= {*rows.below, rows.scale}
         if divides:
             unlike = "it is divided by the scales of its rows, not multiplied by their inverse"
+        elif value(factor).dtype != torch.float32:
+            unlike = f"the inverse of its scales is rounded to {value(factor).dtype}"
     elif equal([value(scale).numel()], [1]) and value(scale).dtype == torch.float32:
         options |= {"scale_mode": "tensor", "scale": scale}
         if not divides:

@@ -201,6 +201,11 @@ NEARLY = {
         NORM,
         "are rounded to torch.float16",
     ),
+    "a rounded inverse": Nearly(
+        lambda y, r, w, s: _with_scale(n := _rms(y, w), n.abs().amax(-1, keepdim=True) / 448),
+        NORM,
+        "the inverse of its scales is rounded to torch.bfloat16",
+    ),
     "multiplied by the scale": Nearly(
         lambda y, r, w, s: (_rms(y, w).float() * s).clamp(-448, 448).to(E4M3),
         NORM,
