@@ -129,6 +129,8 @@ class _Growing:
         for operand in node.all_input_nodes:
             if operand not in self._lowering.numbers:
                 self._take(operand)
+        if _rounds_an_operand(node):
+            raise Refusal("its operand without dimensions has another dtype")
         self._lowering.node(node)
         if len(self._lowering.writer.types) > MOST_STATEMENTS - _LAST_CASTS:
             raise Refusal("the epilogue has its maximum length")
@@ -249,6 +251,18 @@ def _widens(node: Node) -> bool:
     converts when it reads."""
     narrower = converted(node)
     return narrower is not None and value(node).itemsize > value(narrower).itemsize
+
+
+def _rounds_an_operand(node: Node) -> bool:
+    """Whether PyTorch converts an operand without dimensions to the dtype of another operand. If
+    this rounds, it depends on the op and the device whether PyTorch computes with the result."""
+    given = [value(operand) for operand in node.all_input_nodes]
+    floats = [tensor for tensor in given if tensor.is_floating_point()]
+    return any(
+        a.dim() == 0 and a.dtype != b.dtype and a.itemsize >= b.itemsize
+        for a in floats
+        for b in floats
+    )
 
 
 def _broadcasts(shape: Sequence[Any], to: Sequence[Any]) -> bool:

@@ -190,6 +190,12 @@ ENDS: dict[str, Ends] = {
         ["convert_element_type", "sin", "add"],
         "add: its operand has dtype torch.float32, and the sum torch.bfloat16",
     ),
+    "a wider operand without dimensions": Ends(
+        lambda y, b, r: torch.relu(y) + torch.full((), 0.1234567, device=y.device),
+        MAP,
+        ["full", "add"],
+        "add: its operand without dimensions has another dtype",
+    ),
     "a mask": Ends(
         lambda y, b, r: torch.relu(y).masked_fill(r > 0, 7.0),
         MAP,
