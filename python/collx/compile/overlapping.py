@@ -111,7 +111,8 @@ def _call(graph: Graph, op: Any, *arguments: Any) -> Node:
 
 
 def _communicates(node: Node) -> bool:
-    return getattr(node.target, "namespace", "") in ("collx", "_c10d_functional")
+    called = node.args[1] if node.target is torch.ops.higher_order.with_effects else node.target
+    return getattr(called, "namespace", "") in ("collx", "_c10d_functional")
 
 
 def _require(fits: bool, why: str) -> None:
