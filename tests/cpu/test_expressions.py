@@ -552,3 +552,30 @@ os._exit(0)
 def test_a_child_looks_expressions_up() -> None:
     """A forked child can look up expressions, even if another thread did so during the fork."""
     subprocess.run([sys.executable, "-c", _FORKS], timeout=120, check=True)
+
+
+_THREADS = """
+import sys, threading, torch, collx
+from collx.epilogues import expression_of
+def trace(first):
+    try:
+        for number in range(first, first + 15):
+            expression_of("allreduce", lambda v, n=number: torch.relu(v * n + n), torch.float32)
+    except Exception as error:
+        errors.append(error)
+errors, call = [], torch.nn.Module.__call__
+expression_of("allreduce", torch.relu, torch.float32)  # imports the tracer
+sys.setswitchinterval(1e-5)
+threads = [threading.Thread(target=trace, args=(100 * number,)) for number in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not errors, errors
+assert torch.nn.Module.__call__ is call
+"""
+
+
+def test_threads_trace_functions_at_the_same_time() -> None:
+    """PyTorch's tracer patches torch.nn.Module; nothing of it remains."""
+    subprocess.run([sys.executable, "-c", _THREADS], timeout=120, check=True)

@@ -3,6 +3,8 @@ because importing PyTorch's tracing takes a second."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +19,13 @@ from collx.epilogues.lowering import Refusal, lower, wide
 
 __all__ = ["traced"]
 
+# PyTorch's tracer patches classes, so threads take turns. The lock is held across fork(), so that a
+# child inherits neither the lock of a thread that it does not have nor patched classes.
+_turn = threading.RLock()
+os.register_at_fork(
+    before=_turn.acquire, after_in_parent=_turn.release, after_in_child=_turn.release
+)
+
 
 def traced(
     op: str,
@@ -30,6 +39,7 @@ def traced(
         # Tracing does not use the caller's modes, transforms or data. The stand-ins are not of a
         # subclass, because modes do not see reads of a subclass's attributes.
         with (
+            _turn,
             _disable_current_modes(),
             temporarily_clear_interpreter_stack(),
             _without_function_modes(),  # such as a default device
