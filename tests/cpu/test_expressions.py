@@ -368,7 +368,7 @@ WITH_NUMBER: dict[str, Function] = {
     "difference": lambda v, n: n - v,
     "quotient": lambda v, n: v / (n + 0.1),
     "clamp": lambda v, n: v.clamp(-n, n),
-    "clamp with a constant": lambda v, n: v.clamp(0, n),
+    "clamp with a constant": lambda v, n: v.clamp(0.1, n),
     "largest": lambda v, n: v.clamp(max=n),
     "comparison": lambda v, n: torch.where(v.bfloat16() == n, 1.0, torch.where(v > n, v, -v)),
     "of itself": lambda v, n: v * (1 - n * n) + n / 3 - (n + 1) * v,

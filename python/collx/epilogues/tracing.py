@@ -119,8 +119,10 @@ _VALUES = frozenset(
 _CLAMPS = frozenset(getattr(of, name) for of in (torch, torch.Tensor) for name in ("clamp", "clip"))
 
 
-def _as_tensor(bound: Any) -> Any:
-    return torch.tensor(bound) if isinstance(bound, (bool, int, float)) else bound
+def _clamped(input: torch.Tensor, min: Any = None, max: Any = None) -> torch.Tensor:
+    """Clamps to a number and a tensor, which PyTorch's own functions do not accept together."""
+    result = input if min is None else torch.clamp_min(input, min)
+    return result if max is None else torch.clamp_max(result, max)
 
 
 class _Calls(TorchFunctionMode):
@@ -154,9 +156,7 @@ class _Calls(TorchFunctionMode):
                 f"{_name_of(func)}, which reads the value of a tensor, as control flow does"
             )
         if func in _CLAMPS and _has_tensor((*args[1:], *(kwargs or {}).values())):
-            # Converts bounds that are a number and a tensor to two tensors.
-            args = tuple(map(_as_tensor, args))
-            kwargs = {name: _as_tensor(bound) for name, bound in (kwargs or {}).items()}
+            return _clamped(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         if func is torch.Tensor.type_as or not (
             isinstance(result, torch.Tensor) or result is NotImplemented or not _has_tensor(args)
