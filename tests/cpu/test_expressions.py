@@ -19,6 +19,7 @@ from torch.nn import functional as F
 import collx  # noqa: F401  (loads the operators)
 from collx.epilogues import expression_of
 
+from ..common.check import differences
 from ..common.expressions import (
     REAL,
     Function,
@@ -361,6 +362,29 @@ def test_a_number_is_compared_in_the_dtype_of_the_tensor_beside_it() -> None:
 
     found = apply(expression_of("allreduce", equal, torch.float32), value)
     assert found.tolist() == equal(value).tolist() == [0, 3, 0]
+
+
+OF_BOOLS: tuple[Function, ...] = (
+    lambda v: torch.where(torch.isfinite(v), v, 0),  # a product of bools
+    lambda v: v * ((v > 0) * (v < 2)),
+    lambda v: v * ((v > 1) + (v < 0)),
+    lambda v: v * torch.minimum(v > 0, v < 2),
+    lambda v: v * torch.maximum(v > 1, v < 0),
+    lambda v: v * torch.full_like(v > 0, 0.5),
+    lambda v: v * torch.full_like(v > 0, 2),
+)
+
+
+@pytest.mark.parametrize("f", OF_BOOLS, ids=range(len(OF_BOOLS)))
+def test_arithmetic_of_bools_is_logic(f: Function) -> None:
+    value = torch.tensor([-1.0, 0.5, 1.5, 3.0, math.inf, math.nan])
+    found = apply(expression_of("allreduce", f, torch.float32), value)
+    assert differences(found, f(value)) == ""
+
+
+def test_what_pytorch_does_not_compute_of_bools_is_refused() -> None:
+    with pytest.raises(TypeError, match="epilogue: <lambda> has abs of bools"):
+        expression_of("allreduce", lambda v: (v > 0).abs(), torch.float32)
 
 
 WITH_NUMBER: dict[str, Function] = {

@@ -53,6 +53,9 @@ _NARROW = (torch.float16, torch.bfloat16)
 MOST_STATEMENTS = 256
 MOST_EXTRAS = 8
 _FORMATS = {"float32": "f", "float64": "d"}
+# PyTorch's arithmetic of bools is logic.
+_OF_BOOLS = {"add": "or", "mul": "and", "minimum": "and", "maximum": "or"}
+_OF_NUMBERS = {"sub", "neg", "abs", "relu", "clamp_min", "clamp_max", "floor_divide", "remainder"}
 
 
 class Refusal(Exception):
@@ -75,6 +78,10 @@ class Writer:
         """Returns the number of a statement. Adds the statement if it is new."""
         if dtype not in _NAMES:
             raise Refusal(f"dtype {dtype}; accepted: {', '.join(_NAMES.values())}")
+        if dtype == torch.bool:
+            name = _OF_BOOLS.get(name, name)
+            if name in _OF_NUMBERS:
+                raise Refusal(f"{name} of bools; accepted: of numbers")
         text = " ".join([f"{name}.{_NAMES[dtype]}", *map(str, operands)])
         if text not in self._numbers:
             self._numbers[text] = len(self.types)
@@ -88,8 +95,8 @@ class Writer:
             rounded = torch.tensor(float(value), dtype=dtype, device="cpu").item()
             bits = struct.pack(">" + _FORMATS[name], rounded).hex()
         else:
-            width = 1 if dtype == torch.bool else dtype.itemsize
-            bits = format(int(value) & (1 << 8 * width) - 1, f"0{2 * width}x")
+            whole = int(bool(value) if dtype == torch.bool else value)
+            bits = format(whole & (1 << 8 * dtype.itemsize) - 1, f"0{2 * dtype.itemsize}x")
         return self.add("constant", dtype, bits)
 
     def cast(self, number: int, dtype: torch.dtype) -> int:
