@@ -464,6 +464,12 @@ def test_gelu_is_within_its_bound(approximate: str) -> None:
     assert is_near_gelu(apply, approximate)
 
 
+def test_a_bound_that_its_type_cannot_represent_is_refused() -> None:
+    """PyTorch raises an error, while it wraps numbers in arithmetic and comparisons."""
+    with pytest.raises(TypeError, match=r"epilogue: <lambda> has clamp to 300: .* overflow"):
+        expression_of("allreduce", lambda v: v.clamp(max=300), torch.uint8)
+
+
 def test_coordinates_are_those_of_the_whole_tensor() -> None:
     text = expression_of("allreduce", lambda v, i, j: v + 100 * i + j, torch.int64, dims=2)
     value = torch.zeros(2, 3, dtype=torch.int64)

@@ -281,9 +281,20 @@ def _floor_divide(name: str) -> Lower:
     return lower
 
 
+def _check_fits(bound: int, dtype: torch.dtype) -> None:
+    """Raises Refusal for a bound at which PyTorch raises an error; other operands wrap."""
+    try:
+        torch.scalar_tensor(bound, dtype=dtype, device="cpu")
+    except RuntimeError as error:
+        raise Refusal(f"clamp to {bound}: {error}") from None
+
+
 def _clamp(low: Lowering, node: fx.Node, x: Any, least: Any = None, most: Any = None) -> int:
     dtype = low.type_of(node)
     number = low.operand(x, dtype)
+    for bound in (least, most):
+        if isinstance(bound, int):
+            _check_fits(bound, dtype)
     if least is not None:
         number = low.writer.add("clamp_min", dtype, number, low.operand(least, dtype))
     if most is not None:
