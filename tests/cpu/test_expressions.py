@@ -337,6 +337,13 @@ def test_what_an_extra_looks_like_is_refused_by_name() -> None:
         expression_of("allreduce", lambda v, row: v * row.dtype.itemsize, torch.float32, dims=1)
 
 
+@pytest.mark.parametrize("f", [lambda v: v * v.detach(), lambda v: v * v.data])
+def test_a_function_that_stops_gradients_is_refused(f: Function) -> None:
+    """An expression cannot stop them: its gradient would silently be another one."""
+    with pytest.raises(TypeError, match=r"epilogue: <lambda> has .*, which stops gradients"):
+        expression_of("allreduce", f, torch.float32)
+
+
 def test_no_attribute_tells_what_a_tensor_looks_like() -> None:
     """The test tries all attributes of the installed PyTorch."""
     described = []

@@ -117,6 +117,11 @@ _VALUES = frozenset(
 
 
 _CLAMPS = frozenset(getattr(of, name) for of in (torch, torch.Tensor) for name in ("clamp", "clip"))
+_DETACHES = (
+    torch.detach,
+    torch.Tensor.detach,
+    torch.Tensor.data.__get__,  # type: ignore[attr-defined]
+)
 
 
 def _clamped(input: torch.Tensor, min: Any = None, max: Any = None) -> torch.Tensor:
@@ -154,6 +159,10 @@ class _Calls(TorchFunctionMode):
         if func in _VALUES:
             raise Refusal(
                 f"{_name_of(func)}, which reads the value of a tensor, as control flow does"
+            )
+        if func in _DETACHES:
+            raise Refusal(
+                f"{_name_of(func)}, which stops gradients; accepted: ops that have gradients"
             )
         if func in _CLAMPS and _has_tensor((*args[1:], *(kwargs or {}).values())):
             return _clamped(*args, **(kwargs or {}))
