@@ -59,6 +59,16 @@ def test_the_last_cast_names_the_dtype_of_the_result() -> None:
     assert expression_of("allreduce", lambda v: v > 0, half).endswith("cast.bfloat16 3")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8])
+def test_type_is_a_cast(dtype: torch.dtype) -> None:
+    """Also to the type in which the function computes."""
+    texts = [
+        expression_of("allreduce", f, torch.bfloat16)
+        for f in (lambda v: v.type(dtype), lambda v: v.to(dtype))
+    ]
+    assert texts[0] == texts[1]
+
+
 def test_functions_that_do_the_same_have_one_text() -> None:
     def twice(v: torch.Tensor) -> torch.Tensor:
         unused = v * 7  # noqa: F841

@@ -38,6 +38,7 @@ def test_arithmetic_is_in_float32_and_rounded_once() -> None:
         (lambda v: v.float(), torch.float32),  # v is already float32 within f
         (lambda v: (v > 0).to(torch.int8), torch.int8),
         (lambda v: v.to(torch.float64), torch.float64),
+        (lambda v: v.type(torch.float64), torch.float64),
         (lambda v: v > 0, BF16),
         (lambda v: v.float() * 2, BF16),
         (lambda v: v, BF16),

@@ -148,7 +148,7 @@ class _Calls(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         dtype = _CASTS.get(func)
-        if func is torch.Tensor.to:
+        if func in (torch.Tensor.to, torch.Tensor.type):
             given = [*args[1:], *(kwargs or {}).values()]
             if any(isinstance(v, torch.Tensor) for v in given):
                 raise _refused(func)

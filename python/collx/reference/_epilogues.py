@@ -73,8 +73,10 @@ def _coordinate(value: torch.Tensor, dim: int, start: int) -> torch.Tensor:
 class _Casts(TorchFunctionMode):
     """Records the result of the last cast, including casts that have no effect."""
 
-    _NAMES = ("to", "type_as", "float", "double", "half", "bfloat16", "char", "byte", "short")
-    _FUNCTIONS = frozenset(getattr(torch.Tensor, name) for name in (*_NAMES, "int", "long", "bool"))
+    _NAMES = ("to", "type", "type_as", "float", "double", "half", "bfloat16", "char", "byte")
+    _FUNCTIONS = frozenset(
+        getattr(torch.Tensor, name) for name in (*_NAMES, "short", "int", "long", "bool")
+    )
 
     def __init__(self) -> None:
         super().__init__()
