@@ -247,6 +247,12 @@ def counting(v: torch.Tensor) -> torch.Tensor:
     return v
 
 
+def importing(v: torch.Tensor) -> torch.Tensor:
+    import torch.distributed as dist
+
+    return v * dist.get_world_size()
+
+
 @pytest.mark.parametrize(
     ("f", "words"),
     [
@@ -265,6 +271,7 @@ def counting(v: torch.Tensor) -> torch.Tensor:
         (lambda v: v * torch.get_num_threads(), ("get_num_threads",)),
         (lambda v: v * eval("factor"), ("eval",)),
         (counting, ("writes factor",)),
+        (importing, ("imports torch", "outside of it")),
         (lambda v: v if isinstance(v, torch.FloatTensor) else -v, ("torch.FloatTensor",)),
     ],
     ids=str,

@@ -122,7 +122,7 @@ def _reads_in(code: CodeType, free: Sequence[str]) -> Iterator[tuple[_Read, str]
             op in ("STORE_DEREF", "DELETE_DEREF") and not inside
         ):
             yield _Read(name, ()), f"writes {name}, which it does not own"
-        elif op == "IMPORT_NAME" and name.partition(".")[0] not in _IMPORTED:
+        elif op == "IMPORT_NAME" and name not in _PURE:  # what it reads from torch is not followed
             yield _Read(name, ()), f"imports {name}; accepted: an import outside of it"
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
