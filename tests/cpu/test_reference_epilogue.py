@@ -76,6 +76,17 @@ def test_zeros_are_ordered_and_nan_stays() -> None:
         assert result[2].isnan()
 
 
+def test_bounds_and_operands_of_other_dtypes_are_promoted() -> None:
+    value = torch.tensor([0, 1, 2, 3], dtype=torch.uint8)
+    for function in (
+        lambda v: 4 * v.clamp(0.5, 2.25),
+        lambda v: torch.minimum(v, torch.tensor([1.5])),
+        lambda v: torch.maximum(v, torch.tensor([1.5])),
+    ):
+        result = reference.allreduce([value], epilogue=function)
+        assert result.tolist() == function(value).to(torch.uint8).tolist()
+
+
 def test_extras_that_do_not_fit_are_refused() -> None:
     def allreduce(*extras: torch.Tensor) -> torch.Tensor:
         return reference.allreduce([ONES], epilogue=torch.add, extras=extras)

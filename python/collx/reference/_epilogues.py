@@ -101,17 +101,19 @@ class _Zeros(TorchDispatchMode):
 
 
 def _clamped(x: torch.Tensor, min: Any = None, max: Any = None) -> torch.Tensor:
-    x = x if min is None else larger(x, _like(x, min))
-    return x if max is None else smaller(x, _like(x, max))
+    x = x if min is None else larger(*_promoted(x, min))
+    return x if max is None else smaller(*_promoted(x, max))
 
 
-def _like(x: torch.Tensor, bound: torch.Tensor | float) -> torch.Tensor:
-    return bound if isinstance(bound, torch.Tensor) else torch.full_like(x, bound)
+def _promoted(x: torch.Tensor, bound: torch.Tensor | float) -> tuple[torch.Tensor, torch.Tensor]:
+    dtype = torch.result_type(x, bound)
+    given = bound if isinstance(bound, torch.Tensor) else torch.full_like(x, bound, dtype=dtype)
+    return x.to(dtype), given.to(dtype)
 
 
 _ORDERED: dict[Any, Callable[..., torch.Tensor]] = {
-    aten.maximum.default: larger,
-    aten.minimum.default: smaller,
+    aten.maximum.default: lambda a, b: larger(*_promoted(a, b)),
+    aten.minimum.default: lambda a, b: smaller(*_promoted(a, b)),
     aten.relu.default: lambda x: larger(x, torch.zeros_like(x)),
     aten.clamp.default: _clamped,
     aten.clamp.Tensor: _clamped,
