@@ -34,9 +34,19 @@ Tensor extreme(const Tensor& a, const Tensor& b, bool least) {
   return at::where(a == b, at::where(at::signbit(a) == least, a, b), found);
 }
 
+/// Converts to an integer type as kernels do: through int64, whose smallest value stands for NaN and
+/// for all values outside of its range. PyTorch's own conversion of these differs between devices.
+Tensor converted(const Tensor& a, at::ScalarType type) {
+  if (!a.is_floating_point() || !at::isIntegralType(type, /*includeBool=*/false)) return a.to(type);
+  const Tensor wide = a.to(at::kDouble);
+  return at::where((wide >= -0x1p63).logical_and(wide < 0x1p63), wide, -0x1p63)
+      .to(at::kLong)
+      .to(type);
+}
+
 Tensor computed(const Statement& s, const Tensor& a, const Tensor& b, const Tensor& c) {
   switch (s.what) {
-    case Do::cast: return a.to(scalar_type_of(s.type));
+    case Do::cast: return converted(a, scalar_type_of(s.type));
     case Do::add: return a + b;
     case Do::sub: return a - b;
     case Do::mul: return a * b;
@@ -125,10 +135,11 @@ void differentiate(const Statement& s, const Tensor& g, const Tensor& r, const T
     case Do::minimum:
     case Do::maximum: {
       const Tensor shared = at::where(a == b, g / 2, g);
-      const Tensor first = s.what == Do::minimum ? a <= b : a >= b;
-      const Tensor second = s.what == Do::minimum ? b <= a : b >= a;
-      to[0] = at::where(first, shared, at::zeros_like(g));
-      to[1] = at::where(second, shared, at::zeros_like(g));
+      // Like PyTorch, both operands get the gradient of a NaN.
+      const Tensor first = s.what == Do::minimum ? a > b : a < b;
+      const Tensor second = s.what == Do::minimum ? b > a : b < a;
+      to[0] = at::where(first, at::zeros_like(g), shared);
+      to[1] = at::where(second, at::zeros_like(g), shared);
       return;
     }
     case Do::clamp_min:
@@ -139,7 +150,7 @@ void differentiate(const Statement& s, const Tensor& g, const Tensor& r, const T
       to[0] = only(a <= b);
       to[1] = only(a > b);
       return;
-    case Do::relu: to[0] = only(a > 0); return;
+    case Do::relu: to[0] = at::where(a <= 0, at::zeros_like(g), g); return;
     case Do::where:
       to[1] = only(a);
       to[2] = at::where(a, at::zeros_like(g), g);

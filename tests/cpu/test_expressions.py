@@ -523,12 +523,28 @@ def test_gradients_are_exact() -> None:
 
 
 def test_gradients_at_corners_are_those_of_the_function() -> None:
-    x = torch.tensor([-1.0, 0.0, 1.0, 2.0], requires_grad=True)
-    for function in (torch.relu, lambda v: v.clamp(0, 1), lambda v: torch.maximum(v, v * 0)):
+    x = torch.tensor([-1.0, 0.0, 1.0, 2.0, math.inf, math.nan], requires_grad=True)
+    functions: list[Function] = [
+        torch.relu,
+        lambda v: v.clamp(0, 1),
+        lambda v: torch.maximum(v, torch.where(v > 3, 1.0, v * 0)),
+        lambda v: torch.minimum(v, torch.where(v > 3, 1.0, v * 0)),
+    ]
+    for function in functions:
         text = expression_of("allreduce", function, torch.float32)
         (fused,) = torch.autograd.grad(apply(text, x).sum(), x)
         (own,) = torch.autograd.grad(function(x).sum(), x)
-        assert fused.tolist() == own.tolist()
+        assert differences(fused, own) == ""
+
+
+def test_gradients_take_the_branch_of_the_result() -> None:
+    """The conversion of numbers outside of the range of the integer type selects the branch."""
+    x = torch.tensor([1.0, 1e10, math.inf, -math.inf, math.nan], requires_grad=True)
+    text = expression_of("allreduce", lambda v: torch.where(v.int() == 0, v, 2 * v), torch.float32)
+    y = apply(text, x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert y[:2].tolist() == (x * gradient)[:2].tolist()
+    assert gradient[2:].tolist() == [1, 1, 1]  # int32 keeps the low half of the smallest int64
 
 
 # --- refused texts --------------------------------------------------------------------------------
