@@ -221,12 +221,14 @@ c10::intrusive_ptr<c10d::Work> Backend::work(OpType type, const char* title, con
 }
 
 c10::intrusive_ptr<c10d::Work> Backend::kept(c10::Device device, const Pending& pending) {
-  if (pending == nullptr) return pending;
   if (coalesced_) {
-    coalesced_->inner.push_back(pending);
+    // To query a CUDA work, its device must be the current one.
+    if (!coalesced_->device || device.is_cuda()) coalesced_->device = device;
+    if (pending == nullptr) return pending;
+    // The work of the inner backend's group includes this call.
+    if (&inner(device) != coalesced_->grouped) coalesced_->inner.push_back(pending);
     coalesced_->keys.push_back(completion_key(*pending));
-    coalesced_->device = device;
-  } else if (hooks_->any()) [[unlikely]] {
+  } else if (pending != nullptr && hooks_->any()) [[unlikely]] {
     report_end(hooks_, {pending}, {completion_key(*pending)}, device);
   }
   return pending;
@@ -237,7 +239,10 @@ void Backend::startCoalescing() { coalesced_.emplace(); }
 c10::intrusive_ptr<c10d::Work> Backend::endCoalescing() {
   TORCH_CHECK(coalesced_.has_value(), "collx: coalescing ends without a start");
   Coalesced all = *std::exchange(coalesced_, std::nullopt);
-  if (all.grouped != nullptr) all.inner = {all.grouped->endCoalescing()};
+  if (all.grouped != nullptr) {
+    // Null if no call of the group was made.
+    if (auto group = all.grouped->endCoalescing()) all.inner.push_back(std::move(group));
+  }
   if (hooks_->any() && !all.inner.empty()) report_end(hooks_, all.inner, all.keys, *all.device);
   auto work = c10::make_intrusive<Work>(rank_, OpType::COALESCED, calls_.load());
   work->set({std::move(all.calls),

@@ -293,12 +293,17 @@ def test_the_inner_group_carries_out_the_rest(rank: Rank) -> None:
         dist.send(sent, right, group=group)
     assert got.tolist() == [float(left)] * 4
     got.fill_(-1)
+    # NCCL coalesces its calls, Gloo does not.
+    got_on_cpu = torch.full((4,), -1.0)
     both = [
         dist.P2POp(dist.isend, sent, right, group),
+        dist.P2POp(dist.isend, sent.cpu(), right, group),
         dist.P2POp(dist.irecv, got, left, group),
+        dist.P2POp(dist.irecv, got_on_cpu, left, group),
     ]
     for work in dist.batch_isend_irecv(both):
         work.wait()
+    assert got_on_cpu.tolist() == [float(left)] * 4
     assert got.tolist() == [float(left)] * 4
     objects: list[Any] = [None] * world
     dist.all_gather_object(objects, {"rank": me}, group=group)
