@@ -29,6 +29,18 @@ HostStatus* allocate_status() {
 
 namespace {
 
+/// In another mode, the copies would fail while any thread captures a graph, and end the capture.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 /// A separate stream for copies between host and region, so that they wait for no kernel.
 class CopyStream {
  public:
@@ -53,6 +65,7 @@ class CopyStream {
   }
 
  private:
+  const RelaxedCapture relaxed_;
   cudaStream_t stream_ = nullptr;
 };
 

@@ -19,10 +19,6 @@
 #include "../protocol/progress.h"
 #include "call.h"
 #include "communicator.h"
-#if COLLX_CUDA
-#include <c10/cuda/CUDAException.h>
-#include <cuda_runtime_api.h>
-#endif
 
 namespace collx {
 
@@ -159,11 +155,6 @@ class Watchdog {
  private:
   void run() {
     (void)pthread_setname_np(pthread_self(), "collx_watchdog");
-#if COLLX_CUDA
-    // Reads of a region would end a capture in another thread.
-    auto mode = cudaStreamCaptureModeRelaxed;
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
-#endif
     std::unique_lock held(mutex);
     while (!watched_.empty()) {
       Watched& next =

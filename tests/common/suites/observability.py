@@ -133,6 +133,36 @@ def test_another_thread_reads_while_communicators_are_destroyed(pool: Pool) -> N
     assert pool.run(_read_while_destroyed, LIVES[pool.world.device]) == [set()] * 2
 
 
+def _read_during_a_capture(rank: Rank) -> list[str]:
+    with rank.new_communicator("read-in-capture") as communicator:
+        x = ones(rank)
+        allreduce(communicator, x)
+        rank.synchronize()
+        errors: list[str] = []
+
+        def read() -> None:
+            for query in (communicator.stats, communicator.raise_if_failed):
+                errors.append(attempt(query).message)
+
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = allreduce(communicator, x)
+            reader = threading.Thread(target=read)
+            reader.start()
+            reader.join()
+        graph.replay()
+        rank.synchronize()
+        assert bool((y == rank.size).all())
+        return errors
+
+
+@pytest.mark.worlds(2)
+def test_reads_of_another_thread_do_not_end_a_capture(pool: Pool) -> None:
+    if pool.world.device != "cuda":
+        pytest.skip("CUDA graphs")
+    assert pool.run(_read_during_a_capture) == [[""] * 2] * 2
+
+
 def _many(rank: Rank) -> list[tuple[int, str, list[int], str]]:
     communicator = rank.new_communicator("many")
     for number in range(KEPT + 20):
