@@ -91,7 +91,6 @@ Communicator::Communicator(CommunicatorOptions options)
     cpu_layout_ = require_cpu_layout(options_.world_size, options_.payload_bytes);
   }
   view_.status = status_.get();
-  view_.timeout_ns = static_cast<uint64_t>(options_.timeout_ms) * 1'000'000;
   view_.rank = options_.rank;
   view_.world = options_.world_size;
   view_.check = options_.check;
@@ -123,7 +122,7 @@ Poster& Communicator::poster() {
 bool Communicator::forked() const { return fork_generation_ != registry::fork_generation(); }
 
 CudaView Communicator::cuda_view() const {
-  CudaView view{view_, cuda_layout_, reinterpret_cast<char*>(options_.multicast),
+  CudaView view{rank_view(), cuda_layout_, reinterpret_cast<char*>(options_.multicast),
                 options_.simulated};
   view.pdl = pdl();
   // With "early", dependent kernels occupy the device while a grid still spins. Two communicators
@@ -167,7 +166,6 @@ void Communicator::set_timeout(int64_t milliseconds) {
   {
     const auto held = lock();
     timeout_ms_.store(milliseconds, std::memory_order_relaxed);
-    view_.timeout_ns = static_cast<uint64_t>(milliseconds) * 1'000'000;
   }
   if (options_.watchdog) watchdog::timeout_changed(*this);
 }

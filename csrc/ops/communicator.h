@@ -100,7 +100,7 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   bool forked() const;
 
   /// The view that a call passes to the backend, with the current level of dependent launch.
-  CpuView cpu_view() const { return {view_, cpu_layout_}; }
+  CpuView cpu_view() const { return {rank_view(), cpu_layout_}; }
   CudaView cuda_view() const;
   const CpuLayout& cpu_layout() const { return cpu_layout_; }
   const CudaLayout& cuda_layout() const { return cuda_layout_; }
@@ -200,17 +200,23 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   /// Regions that are not released yet remain while the result exists.
   std::unique_lock<std::mutex> keep_regions();
   int most_blocks(int threads) const;
+  /// Any thread may call this, also during set_timeout().
+  RankView rank_view() const {
+    RankView view = view_;
+    view.timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout()).count());
+    return view;
+  }
   std::string describe_failure(const StatusRecord& record) const;
 
   CommunicatorOptions options_;
-  RankView view_{};
+  RankView view_{};           // without the timeout, which may change
   CpuLayout cpu_layout_{};    // on CPU
   CudaLayout cuda_layout_{};  // on CUDA
   StatusBlock status_;
   StatusRecord verdict_;  // CUDA: the final failure, once `followed_`
   std::atomic<bool> followed_{false};
   std::mutex verdict_mutex_;
-  std::atomic<int64_t> timeout_ms_;  // the timeout of the views, readable without the lock
+  std::atomic<int64_t> timeout_ms_;
   std::atomic<PdlLevel> pdl_;
   std::atomic<bool> deterministic_;
   int tuned_blocks_ = 0;
