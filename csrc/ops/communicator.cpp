@@ -196,6 +196,7 @@ std::string Communicator::describe_failure(const StatusRecord& record) const {
 }
 
 void Communicator::adopt_reported() {
+  const auto held = keep_regions();  // another thread may destroy the communicator
   if (!has_regions() || status_.ready() || destroyed() || forked()) return;
   if (!on_cuda()) {
     const CpuView view = cpu_view();
@@ -215,7 +216,7 @@ std::optional<StatusRecord> Communicator::follow_blame([[maybe_unused]] bool wai
   const std::optional<StatusRecord> record = failure();
 #if COLLX_CUDA
   if (!record || record->failure != Failure::timeout || !on_cuda() || !has_regions()) return record;
-  if (destroyed() || forked() || capturing(options_.device)) return record;
+  if (forked() || capturing(options_.device)) return record;
   std::unique_lock held(verdict_mutex_, std::defer_lock);
   if (wait) {
     held.lock();
@@ -223,6 +224,8 @@ std::optional<StatusRecord> Communicator::follow_blame([[maybe_unused]] bool wai
     return record;  // another thread is waiting for the notes
   }
   if (followed_.load(std::memory_order_relaxed)) return verdict_;
+  const auto kept = keep_regions();
+  if (destroyed()) return record;
   const Verdict verdict = cuda::end_of_chain(cuda_view(), wait);
   if (!verdict.final) return verdict.record;
   verdict_ = verdict.record;

@@ -100,6 +100,11 @@ def _as_int32(value: int) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
+def mark_failed(communicator: Any, by: int) -> None:
+    """Marks this rank as if rank `by` had failed, and had not left its note yet."""
+    _words(communicator, 0, 1).fill_(by + 1)
+
+
 def set_epochs(rank: Rank, communicator: Any, epoch: int) -> None:
     """Sets every counter of a communicator that has made no calls yet. Collective."""
     rank.synchronize()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,6 +24,7 @@ from ..norms import scatters
 from ..operators import is_norm, kernels, name_in_errors
 from ..pool import Pool, some_stand_for_all
 from ..rank import Rank
+from ..regions import mark_failed
 
 pytestmark = pytest.mark.alone  # ranks are killed, and errors must be raised in time
 
@@ -258,3 +260,25 @@ def test_with_leaves_a_poisoned_communicator_at_once(pool: Pool) -> None:
         assert found.error == ("CollectiveTimeout" if rank else "")
         assert left.error == ""
         assert_in_time(left, slack=AT_ONCE)
+
+
+def _leave_beside_a_query(rank: Rank, timeout: float) -> list[Attempt]:
+    communicator = rank.new_communicator("asked", rank.fresh_group(), call_timeout=timeout)
+    found: list[Attempt] = []
+    query = threading.Thread(target=lambda: found.append(attempt(communicator.raise_if_failed)))
+    if rank.rank == 0:
+        mark_failed(communicator, by=1)
+        query.start()
+        time.sleep(timeout / 20)
+    communicator._leave()
+    if rank.rank == 0:
+        query.join()
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_a_query_that_waits_for_notes_keeps_the_regions(pool: Pool) -> None:
+    """The notes of the other ranks are in the region, which the end of the communicator frees."""
+    (asked,), none = pool.run(_leave_beside_a_query, timeout_now(pool))
+    assert asked.error in ("CollectiveTimeout", "CommunicatorPoisoned"), asked
+    assert none == []
