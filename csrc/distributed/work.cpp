@@ -33,8 +33,9 @@ bool Work::isSuccess() const {
 }
 
 bool Work::wait(std::chrono::milliseconds timeout) {
+  constexpr std::chrono::milliseconds kLongest = std::chrono::seconds(1'000'000'000);
   PostedCall::Timeout limit = made_.host_waits;
-  if (timeout > kNoTimeout) limit = timeout;
+  if (timeout > kNoTimeout) limit = std::min(timeout, kLongest);  // so that no clock overflows
   try {
     for (const auto& call : made_.calls) call->wait(limit, made_.tensors);
     for (const auto& work : made_.inner) work->wait(timeout);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -308,6 +309,21 @@ def test_the_inner_group_carries_out_the_rest(rank: Rank) -> None:
     objects: list[Any] = [None] * world
     dist.all_gather_object(objects, {"rank": me}, group=group)
     assert objects == [{"rank": r} for r in range(world)]
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.worlds(2)
+@on_ranks
+def test_wait_accepts_any_timeout(rank: Rank) -> None:
+    """A clock that counts nanoseconds in 64 bits ends after 292 years."""
+    group = group_of(rank)
+    for late in (0, 1):
+        rank.barrier()
+        if rank.rank == late:
+            time.sleep(0.2)
+        x = ones(rank)
+        assert dist.all_reduce(x, group=group, async_op=True).wait(timedelta(days=400 * 365))
+        assert bool((x == rank.size).all())
     dist.destroy_process_group(group)
 
 
