@@ -133,7 +133,7 @@ def _difference(result: torch.Tensor, expected: torch.Tensor, algorithm: str) ->
 
 def _values(rank: int, dtype: torch.dtype) -> torch.Tensor:
     """Returns values that identify both their rank and their position."""
-    position = torch.arange(_NUMEL, dtype=torch.int64)
+    position = torch.arange(_NUMEL, dtype=torch.int64, device="cpu")
     mixed = (position * 2654435761 + (rank + 1) * 40503) % 65521 - 32760
     if not dtype.is_floating_point:
         return mixed.to(dtype)

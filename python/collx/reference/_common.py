@@ -29,7 +29,7 @@ def alike(op: str, inputs: Sequence[torch.Tensor], shapes: bool = True) -> torch
 @contextmanager
 def subnormals_kept() -> Iterator[None]:
     """Disables flushing of denormals in the calling thread, and restores it afterwards."""
-    smallest = torch.ones(1, dtype=torch.int32).view(torch.float32)
+    smallest = torch.ones(1, dtype=torch.int32, device="cpu").view(torch.float32)
     flushing = int((smallest * 1.0).view(torch.int32)) == 0
     if flushing:
         torch.set_flush_denormal(False)

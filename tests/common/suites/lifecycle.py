@@ -48,6 +48,17 @@ def test_the_default_communicator_bears_the_name_of_its_group(pool: Pool) -> Non
     assert all(pool.run(_default_name))
 
 
+def _with_default_device(rank: Rank) -> bool:
+    with torch.device("meta"), rank.new_communicator("default-device") as communicator:
+        return works(rank, communicator)
+
+
+@pytest.mark.worlds(1, 2)
+def test_the_default_device_of_new_tensors_does_not_matter(pool: Pool) -> None:
+    """Models are often constructed with the default device "meta" or "cuda"."""
+    assert all(pool.run(_with_default_device))
+
+
 def _destroy_twice(rank: Rank) -> list[Attempt]:
     communicator = rank.new_communicator("twice")
     assert works(rank, communicator)
