@@ -1,5 +1,6 @@
 #include "calls.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -60,6 +61,21 @@ int64_t row_numel(const at::Tensor& tensor) {
                          std::multiplies<>());
 }
 
+/// The input, or a copy of it if it shares memory with the output, which the operators refuse. In
+/// torch.distributed, root's own tensor may be one of its list.
+at::Tensor apart(const at::Tensor& input, const at::Tensor& output) {
+  return at::get_overlap_status(input, output) == at::MemOverlapStatus::No ? input : input.clone();
+}
+
+/// Checks the tensors of the list on root, whose elements the operators see as one flat tensor.
+void check_list(const char* op, const Tensors& list, const char* other, int64_t numel) {
+  for (const at::Tensor& tensor : list) {
+    TORCH_CHECK_VALUE(tensor.numel() == numel, "collx: ", op, ": ", op,
+                      "_list: got a tensor of shape ", tensor.sizes(),
+                      "; accepted: as many elements as the ", other, " has, ", numel);
+  }
+}
+
 std::vector<int64_t> numels(const Tensors& tensors) {
   std::vector<int64_t> counts;
   for (const at::Tensor& tensor : tensors) counts.push_back(tensor.numel());
@@ -84,6 +100,18 @@ std::optional<Reduction> reduction_of(const c10d::ReduceOp& op, const at::Tensor
   if (op == c10d::ReduceOp::AVG && !floating) return std::nullopt;
   return reduction;
 }
+
+namespace {
+
+/// The reduction of an input for the output `to`.
+Reduction reduction_for(const Reduction& to, const c10d::ReduceOp& op, const at::Tensor& input) {
+  auto from = reduction_of(op, input);
+  TORCH_CHECK_VALUE(from, "collx: reduce_scatter: output: got dtype ", to.tensor.scalar_type(),
+                    "; accepted: the input's, ", input.scalar_type());
+  return *std::move(from);
+}
+
+}  // namespace
 
 bool same_sizes(const Tensors& tensors) {
   return std::ranges::all_of(tensors, [&](const at::Tensor& tensor) {
@@ -159,10 +187,7 @@ void Calls::allgather(const at::Tensor& input, const Tensors& outputs) {
 }
 
 void Calls::reducescatter(const at::Tensor& input, const Reduction& to, const c10d::ReduceOp& op) {
-  const auto from = reduction_of(op, input);
-  TORCH_CHECK_VALUE(from, "collx: reduce_scatter: output: got dtype ", to.tensor.scalar_type(),
-                    "; accepted: the input's, ", input.scalar_type());
-  const at::Tensor in = flat("reduce_scatter", "input", from->tensor);
+  const at::Tensor in = flat("reduce_scatter", "input", reduction_for(to, op, input).tensor);
   at::Tensor out = flat("reduce_scatter", "output", to.tensor);
   (*this)([&] { operators::reducescatter(in, to.op, world, name, out); });
 }
@@ -174,19 +199,18 @@ void Calls::reducescatter(const Tensors& inputs, const at::Tensor& output, const
                     " tensors; accepted: one for each of ", world, " ranks");
   if (same_sizes(inputs)) {
     if (output.is_contiguous()) return reducescatter(flattened(inputs), to, op);
-    const auto from = reduction_of(op, flattened(inputs));
+    const at::Tensor from = reduction_for(to, op, flattened(inputs)).tensor.view({-1});
     const at::Tensor dense = at::empty_like(to.tensor, at::MemoryFormat::Contiguous);
     at::Tensor out = dense.view({-1});
-    return (*this)(
-        [&] { operators::reducescatter(from->tensor.view({-1}), to.op, world, name, out); },
-        [dense, result = to.tensor] { result.copy_(dense); });
+    return (*this)([&] { operators::reducescatter(from, to.op, world, name, out); },
+                   [dense, result = to.tensor] { result.copy_(dense); });
   }
   for (int root = 0; root < world; ++root) {
     const at::Tensor part = inputs[static_cast<size_t>(root)].clone();
-    auto reduction = reduction_of(op, part);
+    Reduction reduction = reduction_for(to, op, part);
     std::function<void()> then;
     if (root == rank) then = [part, output] { output.copy_(part.view(output.sizes())); };
-    (*this)([&] { operators::reduce_(reduction->tensor, reduction->op, root, name); }, then);
+    (*this)([&] { operators::reduce_(reduction.tensor, reduction.op, root, name); }, then);
   }
 }
 
@@ -233,29 +257,33 @@ void Calls::gather(const at::Tensor& input, const Tensors& outputs, int64_t root
   TORCH_CHECK_VALUE(outputs.size() == (root == rank ? static_cast<size_t>(world) : 0),
                     "collx: gather: gather_list: got ", outputs.size(),
                     " tensors; accepted: one for each of ", world, " ranks on root, else none");
-  const at::Tensor from = input.reshape({-1});
+  check_list("gather", outputs, "input", input.numel());
+  at::Tensor from = input.reshape({-1});
   if (root != rank) {
     at::Tensor nothing = at::empty({from.numel() * world}, from.options());
     return (*this)([&] { operators::gather(from, root, world, name, nothing); });
   }
   Target target = target_of(outputs);
+  from = apart(from, target.flat);
   (*this)([&] { operators::gather(from, root, world, name, target.flat); }, target.then);
 }
 
 void Calls::gather(const at::Tensor& input, const at::Tensor& output, int64_t root) {
   if (root != rank) return gather(input, Tensors{}, root);
   at::Tensor to = flat("gather", "output", output);
-  (*this)([&] { operators::gather(input.reshape({-1}), root, world, name, to); });
+  const at::Tensor from = apart(input.reshape({-1}), to);
+  (*this)([&] { operators::gather(from, root, world, name, to); });
 }
 
 void Calls::scatter(const Tensors& inputs, const at::Tensor& output, int64_t root) {
   TORCH_CHECK_VALUE(inputs.size() == (root == rank ? static_cast<size_t>(world) : 0),
                     "collx: scatter: scatter_list: got ", inputs.size(),
                     " tensors; accepted: one for each of ", world, " ranks on root, else none");
-  // Only root's values are read.
-  const at::Tensor from =
-      root == rank ? flattened(inputs) : at::empty({output.numel() * world}, output.options());
+  check_list("scatter", inputs, "output", output.numel());
   Target target = target_of({output});
+  // Only root's values are read.
+  const at::Tensor from = root == rank ? apart(flattened(inputs), target.flat)
+                                       : at::empty({output.numel() * world}, output.options());
   (*this)([&] { operators::scatter(from, root, world, name, target.flat); }, target.then);
 }
 

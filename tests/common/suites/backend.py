@@ -186,6 +186,15 @@ def _gather_and_scatter(c: Case) -> Found:
         parts = [c.of(rank, 5) for rank in range(c.world)] if at_root else None
         c.call(dist.scatter, out, parts, root)
         yield out, c.of(c.me, 5)
+        # Root's own tensor is one of its list.
+        parts = list(c.new(3 * c.world, 2).chunk(c.world))
+        parts[c.me].copy_(c.of(c.me, 3, 2))
+        c.call(dist.gather, parts[c.me], parts if at_root else None, root)
+        if at_root:
+            yield torch.cat(parts), torch.cat(c.all(3, 2))
+        out = parts[c.me] if at_root else c.new(3, 2)
+        c.call(dist.scatter, out, parts if at_root else None, root)
+        yield out, c.of(c.me, 3, 2)
 
 
 def _all_to_all(c: Case) -> Found:

@@ -409,6 +409,9 @@ def _bad(rank: Rank) -> dict[str, Attempt]:
     device, world = rank.device, rank.size
     backend = group._get_backend(device)
     x = ones(rank)
+    average = dist.ReduceScatterOptions()
+    average.reduceOp = dist.ReduceOp.AVG  # type: ignore[assignment]
+    whole_numbers = torch.ones(3, 2, dtype=torch.int64, device=device)
     found = {
         "options": attempt(lambda: group_of(rank, pg_options=object())),
         "unknown": attempt(lambda: collx.backend.Options(blocks=3)),  # type: ignore[call-arg]
@@ -426,6 +429,11 @@ def _bad(rank: Rank) -> dict[str, Attempt]:
                 torch.empty(4, 2 * world, device=device).t(),
                 torch.ones(2, 4, device=device),
                 group=group,
+            )
+        ),
+        "dtypes": attempt(
+            lambda: backend.reduce_scatter(
+                [torch.ones(2, 3, device=device).t()], [[whole_numbers] * world], average
             )
         ),
         "meta output": attempt(
@@ -457,6 +465,7 @@ WORDS = {
     "few bytes": ("ValueError", "payload_bytes: got 1"),
     "device": ("ValueError", "cuda"),  # only on CUDA, if a rank sees several devices
     "other device": ("ValueError", "cuda"),
+    "dtypes": ("ValueError", "got dtype Float"),
     "meta output": ("ValueError", "meta"),
     "meta": ("RuntimeError", "meta"),
     "list": ("ValueError", "tensor_list"),
@@ -474,6 +483,28 @@ def test_bad_input_is_refused_on_every_rank_and_the_group_works_on(pool: Pool) -
             error, words = WORDS[what]
             assert refusal.error == error, (what, refusal)
             assert words in refusal.message, (what, refusal)
+
+
+def _lists_of_other_sizes(rank: Rank) -> list[Attempt]:
+    """Only root has a list and refuses it, so the other rank makes no call."""
+    group, x = group_of(rank), ones(rank, 3)
+    assert _sum(rank, group)
+    lists, found = [ones(rank, 2), ones(rank, 4)], []
+    if rank.rank == 0:
+        found.append(attempt(lambda: dist.gather(x, lists, group=group)))
+        found.append(attempt(lambda: dist.scatter(x, lists, group=group)))
+    assert _sum(rank, group)
+    dist.destroy_process_group(group)
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_tensors_of_a_list_have_the_size_of_the_other_argument(pool: Pool) -> None:
+    gather, scatter = pool.run(_lists_of_other_sizes)[0]
+    for refusal, words in ((gather, "as the input has, 3"), (scatter, "as the output has, 3")):
+        assert refusal.error == "ValueError", refusal
+        assert "_list: got a tensor of shape [2]" in refusal.message
+        assert words in refusal.message
 
 
 def _versions(rank: Rank) -> Attempt:
