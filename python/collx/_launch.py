@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import sys
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing as processes
 
-__all__ = ["Ranks", "cores", "default_ranks", "run", "start", "started_ranks"]
+__all__ = ["Ranks", "connect", "cores", "default_ranks", "run", "start", "started_ranks"]
 
 _MOST = {"cpu": 4, "cuda": 8}  # maximum number of ranks, unless the user passes a number
+_HOST = "127.0.0.1"
 _GRACE = 5  # seconds that the other ranks have to exit after one has failed
 
 
@@ -45,19 +47,28 @@ def default_ranks(device_type: str) -> int:
     return max(2, min(_MOST["cpu"], cores()))
 
 
+def connect() -> None:
+    """Connects to a socket of this process as the ranks connect to their store. Raises OSError if
+    that is not possible. The store itself would try again for minutes."""
+    with socket.create_server((_HOST, 0)) as server:
+        socket.create_connection(server.getsockname(), timeout=5).close()
+
+
 def start(function: Callable[..., int | None], ranks: int, *arguments: object) -> Ranks:
     """Starts processes that call `function(*arguments)` and exit with the status that it returns.
 
     Their environment is the one of torchrun, so `init_process_group()` works. They are forked from
-    a server that has imported the module of `function` and has not initialized CUDA.
+    a server that has imported the module of `function` and has not initialized CUDA. Raises OSError
+    if they cannot be started or cannot connect to this process.
     """
+    connect()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     multiprocessing.get_context("forkserver").set_forkserver_preload([function.__module__])
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
     environment = {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": _HOST,
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # connect to the store, do not create one
         "TORCHELASTIC_RESTART_COUNT": "0",

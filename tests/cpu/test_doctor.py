@@ -7,6 +7,7 @@ import json
 import os
 import re
 import runpy
+import socket
 import subprocess
 import sys
 import time
@@ -113,6 +114,23 @@ def test_ranks_that_cannot_be_started_are_a_finding(monkeypatch: pytest.MonkeyPa
     assert [one.what for one in found] == [
         f"rank {r} ended in stage 'start': it was not started: no processes left" for r in (0, 1)
     ]
+
+
+def test_a_machine_without_a_loopback_interface_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store would try to connect for five minutes."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    run = ranks.run("cpu", 2, 10.0)
+    assert [one.ended for one in run.ranks] == ["it was not started: Network is unreachable"] * 2
+    gathered = facts(run=run)
+    gathered.machine = machine.machine()
+    found = {one.id: one for one in judge.judge(gathered)}
+    assert "127.0.0.1: OSError: Network is unreachable" in found["loopback"].what
 
 
 def _hangs(device: str, timeout: float) -> int:

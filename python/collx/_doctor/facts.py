@@ -40,6 +40,7 @@ class Machine:
     boot_id: bool = True  # whether it can be read
     memfd_error: str | None = None  # why memory cannot be created as collx does on the CPU
     descriptors_error: str | None = None  # why descriptors cannot be sent as collx does
+    loopback_error: str | None = None  # why processes cannot connect over 127.0.0.1
 
 
 @dataclass

@@ -48,6 +48,13 @@ def _machine(facts: Facts) -> Iterator[Finding]:
             "are on one machine",
             "mount /proc in the container",
         )
+    if machine.loopback_error is not None:
+        yield error(
+            "loopback",
+            f"processes cannot connect over 127.0.0.1: {machine.loopback_error}; the ranks of a "
+            "process group connect over a network interface",
+            "enable the loopback interface: ip link set lo up",
+        )
     if run.device == "cpu":
         yield from _cpu_ranks(facts)
     if machine.memory_limit is not None:

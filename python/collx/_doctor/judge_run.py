@@ -40,7 +40,8 @@ def _ended(ranks: list[Rank]) -> Iterator[Finding]:
             yield error(
                 "rank-died",
                 f"rank {one.rank} ended in stage {one.stage!r}: {one.ended}",
-                "look at its output above; after SIGKILL, check the memory limit (dmesg)",
+                "look at its output above; after SIGKILL, check the memory limit (dmesg); if it "
+                "was not started, check ulimit -n and ulimit -u",
             )
 
 

@@ -62,6 +62,7 @@ def machine() -> Machine:
         seccomp=_seccomp(),
         memfd_error=_error_of(_try_memfd),
         descriptors_error=_error_of(_try_descriptors),
+        loopback_error=_error_of(_launch.connect),
     )
     with contextlib.suppress(OSError):
         shm = os.statvfs("/dev/shm")
