@@ -9,8 +9,9 @@ failure. It never skips a vote, because its later votes would then not match tho
 from __future__ import annotations
 
 import math
+import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -261,11 +262,14 @@ def _dtype(dtype: object) -> torch.dtype:
 
 
 def _shape(size: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
-    flat: list[int] = []
-    for item in size:
-        flat.extend([item] if isinstance(item, int) else item)
-    if any(not isinstance(n, int) for n in flat):
-        raise TypeError(f"empty: size: got {size!r}; accepted: integers")
+    try:
+        flat = tuple(
+            operator.index(n)
+            for item in size
+            for n in (item if isinstance(item, Iterable) else (item,))
+        )
+    except TypeError:
+        raise TypeError(f"empty: size: got {size!r}; accepted: integers") from None
     if any(n < 0 for n in flat):
-        raise ValueError(f"empty: size: got {tuple(flat)}; accepted: dimensions of 0 or more")
-    return tuple(flat)
+        raise ValueError(f"empty: size: got {flat}; accepted: dimensions of 0 or more")
+    return flat

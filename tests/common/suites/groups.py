@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -279,6 +280,7 @@ def _alike(rank: Rank) -> list[bool]:
         torch.equal(zero, own[0]) and zero.dtype == own[0].dtype,
         own[1].shape == like.shape and own[1].dtype == like.dtype and own[1].is_contiguous(),
         bool((direct[1] == rank.size).all()),
+        collx.zeros((5, np.int64(2)), group=communicator).shape == (5, 2),
         attempt(lambda: collx.empty_like("x", group=communicator)).error == "TypeError",  # type: ignore[arg-type]
     ]
 
@@ -286,4 +288,4 @@ def _alike(rank: Rank) -> list[bool]:
 @pytest.mark.worlds(1, 2)
 def test_symmetric_tensors_like_others_and_of_zeros(pool: Pool) -> None:
     for found in pool.run(_alike):
-        assert found == [True] * 7
+        assert found == [True] * 8

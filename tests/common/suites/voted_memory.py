@@ -73,6 +73,7 @@ REFUSED: dict[str, tuple[Call, Call, str, tuple[str, ...]]] = {
         ("torch.int32", "2**63 - 1 bytes"),
     ),
     "size": (lambda c: c.empty("8"), lambda c: c.empty(8), "TypeError", ("size", "8")),
+    "a fraction": (lambda c: c.empty(8.5), lambda c: c.empty(8), "TypeError", ("size", "8.5")),
     "dtype": (lambda c: c.empty(8, dtype=8), lambda c: c.empty(8), "TypeError", ("dtype",)),
     "no tensor": (
         lambda c: c.register(8),
