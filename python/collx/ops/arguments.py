@@ -68,6 +68,11 @@ def epilogue_arguments(
     op: str, epilogue: Epilogue, input: torch.Tensor, extras: Sequence[Extra], index: bool
 ) -> tuple[str, list[torch.Tensor], list[float]]:
     """Returns the expression of an epilogue, its tensors and its numbers."""
+    if isinstance(extras, (torch.Tensor, int, float)):
+        raise TypeError(
+            f"collx.{op}: extras: got a {type(extras).__name__}; accepted: a sequence of tensors "
+            "and numbers, such as a tuple of one"
+        )
     tensors, numbers, kinds = _extras_of(op, extras) if extras else _NO_EXTRAS
     dims = input.dim() if index else None
     return expression_of(op, epilogue, input.dtype, kinds, dims), tensors, numbers

@@ -562,6 +562,8 @@ def _refused(rank: Rank, op: str, which: str) -> tuple[Attempt, bool]:
         "dtype": {"epilogue": bias_relu, "extras": (ones(rank, 4, torch.float64),)},
         "device": {"epilogue": bias_relu, "extras": (torch.ones(4, device=elsewhere),)},
         "no number": {"epilogue": bias_relu, "extras": ("1",)},
+        "a single tensor": {"epilogue": bias_relu, "extras": ones(rank, 4)},
+        "a single number": {"epilogue": bias_relu, "extras": 0.0},
         "a long integer": {"epilogue": bias_relu, "extras": (2**53 + 1,)},
         "one of two extras": {"epilogue": scale_residual, "extras": (ones(rank, 4),)},
         "too few": {"epilogue": bias_relu},
@@ -594,6 +596,8 @@ OF_ALLREDUCE: Errors = {
     "in place": ("TypeError", "relu_", "accepted"),
     "device": ("ValueError", "extras[0]", "accepted"),
     "no number": ("TypeError", "extras[0]", "str", "float"),
+    "a single tensor": ("TypeError", "extras:", "Tensor", "sequence"),
+    "a single number": ("TypeError", "extras:", "float", "sequence"),
     "a long integer": ("ValueError", "extras[0]", "9007199254740993", "2**53"),
     "out": ("TypeError", "out", "float32", "int8"),
 }
