@@ -50,7 +50,7 @@ class CollectiveError(dist.DistError):
         super().__init__(message)
         known = record or {}
         self.communicator = communicator
-        self.phase: str | None = known.get("phase")
+        self.phase = _phase_of(known)
         self.rank: int | None = _if_known(known.get("rank"))
         self.peer: int | None = _if_known(known.get("peer"))
         self.sequence: int | None = known.get("sequence")
@@ -104,6 +104,14 @@ class InitError(CollectiveError):
         super().__init__(message, communicator)
         self.step = step
         self.failures = dict(failures or {})
+
+
+def _phase_of(record: Mapping[str, Any]) -> str | None:
+    """C++ records "none" for a failure outside of a phase. A timeout there is that of a vote."""
+    phase: str | None = record.get("phase")
+    if phase != "none":
+        return phase
+    return "vote" if record.get("failure") == "timeout" else None
 
 
 def _if_known(rank: int | None) -> int | None:
