@@ -120,7 +120,10 @@ def after_failure(name: str) -> None:
         path = dump(prefix)
         _log.error("collx: communicator %r failed; its last calls are in %s", name, path)
     except Exception:
-        _log.exception("collx: the last calls of communicator %r could not be written", name)
+        _log.exception(
+            "collx: the last calls of communicator %r could not be written (%s=%s)",
+            *(name, PREFIX, prefix),
+        )
 
 
 def _entries(one: Communicator, completed: int | None, under_way: bool) -> list[dict[str, Any]]:

@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import collx
+from collx import flight_recorder
 
 from ..attempt import Attempt, allreduce, attempt, finish, ones
 from ..calls import run_calls
@@ -251,31 +253,36 @@ def test_pytorchs_analyzer_finds_the_calls_that_differ(pool: Pool, tmp_path: Pat
     assert re.search(r"Expected input sizes: '\[\[[34]00\]\]' does not match", said), said
 
 
-def _missing(rank: Rank, key: str, prefix: str, timeout: float) -> Attempt | None:
+def _missing(rank: Rank, key: str, prefix: str, timeout: float) -> tuple[Attempt | None, list[str]]:
     os.environ["COLLX_FLIGHT_RECORDER"] = prefix
     communicator = rank.new_communicator(key, rank.fresh_group(), call_timeout=timeout)
     allreduce(communicator, ones(rank, 64))
     finish(communicator)
     rank.barrier()
     found = None
+    said: list[str] = []
     if rank.rank == 0:
 
         def call() -> None:
             allreduce(communicator, ones(rank, 300))
             finish(communicator)
 
-        found = attempt(call)
+        with mock.patch.object(flight_recorder, "_log") as log:
+            found = attempt(call)
+        said = [message.args[0] % message.args[1:] for message in log.mock_calls]
     rank.barrier()
     del os.environ["COLLX_FLIGHT_RECORDER"]
-    return found
+    return found, said
 
 
 @pytest.mark.worlds(2)
 def test_a_time_out_leaves_a_trace(pool: Pool, tmp_path: Path) -> None:
-    found, _ = pool.run(_missing, "no-trace", str(tmp_path / "deep" / "collx_"), timeout_now(pool))
+    prefix = str(tmp_path / "deep" / "collx_")
+    (found, [said]), _ = pool.run(_missing, "no-trace", prefix, timeout_now(pool))
     assert found.error == "CollectiveTimeout", found  # a missing folder changes nothing
+    assert f"'test-no-trace' could not be written (COLLX_FLIGHT_RECORDER={prefix})" in said
     assert not list(tmp_path.iterdir())
-    found, _ = pool.run(_missing, "missing", str(tmp_path / "collx_"), timeout_now(pool))
+    (found, _), _ = pool.run(_missing, "missing", str(tmp_path / "collx_"), timeout_now(pool))
     assert found.error == "CollectiveTimeout", found
     trace = pickle.loads((tmp_path / "collx_0").read_bytes())
     of_this = [e for e in trace["entries"] if e["process_group"][0] == "test-missing"]
