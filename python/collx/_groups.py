@@ -93,7 +93,7 @@ def get(group: Group = None) -> Communicator:
             f'the backend "collx" has not created a communicator of group {name!r}; it does so in '
             "the first collective of all ranks, or with the group if device_id is given"
         )
-    raise ValueError(f"there is no communicator {name!r}; call collx.init first")
+    raise ValueError(f"this process has no communicator {name!r}; call collx.init first")
 
 
 def rank_and_size(group: Group = None) -> tuple[int, int]:
@@ -146,8 +146,8 @@ def _members(group: dist.ProcessGroup | DeviceMesh | None, where: str = "") -> d
     if group is None:
         if dist.group.WORLD is None:
             raise ValueError(
-                f"{where}group: got None, but torch.distributed has no default process group; "
-                "accepted: a communicator or its name"
+                f"{where}group: got None, but torch.distributed has no default process group; call "
+                "torch.distributed.init_process_group and collx.init first, or pass a communicator"
             )
         return dist.group.WORLD
     if isinstance(group, DeviceMesh):

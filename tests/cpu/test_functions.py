@@ -302,3 +302,10 @@ def test_a_declaration_without_a_parameter_of_the_operator_is_refused() -> None:
 
     with pytest.raises(ValueError, match="no operator"):
         built_in(unknown)
+
+
+def test_a_call_without_a_process_group_names_the_remedy() -> None:
+    remedy = "call torch.distributed.init_process_group and collx.init first"
+    for call in (collx.barrier, collx.get, partial(collx.allreduce, X)):
+        with pytest.raises(ValueError, match=remedy):
+            call()

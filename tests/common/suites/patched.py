@@ -540,6 +540,7 @@ def _refused(rank: Rank) -> str:
 @pytest.mark.worlds(2)
 def test_a_group_without_a_communicator_is_refused(pool: Pool) -> None:
     for message in pool.run(_refused):
+        assert "this process has no communicator" in message
         assert "call collx.init first" in message
 
 
