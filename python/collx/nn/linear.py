@@ -105,7 +105,8 @@ class ColumnParallelLinear(nn.Module):
         gather_output: bool = False,
         overlap: bool = False,
     ) -> ColumnParallelLinear:
-        """Copies this rank's part of a layer. The arguments are those of the constructor."""
+        """Copies this rank's part of a whole layer. The arguments are those of the constructor."""
+        _require_whole(cls.__name__, full)
         made = cls(
             full.in_features,
             full.out_features,
@@ -228,7 +229,8 @@ class RowParallelLinear(nn.Module):
         reduce: Callable[[torch.Tensor], torch.Tensor] | None = None,
         overlap: bool = False,
     ) -> RowParallelLinear:
-        """Copies this rank's part of a layer. The arguments are those of the constructor."""
+        """Copies this rank's part of a whole layer. The arguments are those of the constructor."""
+        _require_whole(cls.__name__, full)
         made = cls(
             full.in_features,
             full.out_features,
@@ -291,6 +293,17 @@ def _units(where: str, units: slice | None, count: int, group: Group) -> slice:
         return slice(start, stop)
     rank, size = rank_and_size(group)
     return shard_range(count, size, rank)
+
+
+def _require_whole(name: str, full: nn.Linear) -> None:
+    """Raises ValueError if the weight is a part. Parts of parts lack weights, and the sum over the
+    ranks would be wrong without an error."""
+    whole = (full.out_features, full.in_features)
+    if full.weight.shape != whole:
+        raise ValueError(
+            f"{name}.from_module: full: got a weight of shape {list(full.weight.shape)}; accepted: "
+            f"a whole layer, {list(whole)}"
+        )
 
 
 def _drawn(
