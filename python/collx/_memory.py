@@ -62,7 +62,7 @@ class SymmetricMemory:
                 raise TypeError(
                     f"empty_like: tensor: got a {type(tensor).__name__}; accepted: a Tensor"
                 )
-            return tuple(tensor.shape), tensor.dtype if dtype is None else _dtype(dtype)
+            return tuple(tensor.shape), _dtype(tensor.dtype if dtype is None else dtype)
 
         return self._new(form)
 
@@ -258,6 +258,9 @@ def _dtype(dtype: object) -> torch.dtype:
         return torch.get_default_dtype()
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"empty: dtype: got a {type(dtype).__name__}; accepted: a torch.dtype")
+    # Such a tensor would have no quantizer, and PyTorch crashes when it reads one.
+    if torch.empty(0, dtype=dtype, device="cpu").is_quantized:
+        raise TypeError(f"empty: dtype: got {dtype}; accepted: any dtype that is not quantized")
     return dtype
 
 

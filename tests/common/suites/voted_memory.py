@@ -75,6 +75,18 @@ REFUSED: dict[str, tuple[Call, Call, str, tuple[str, ...]]] = {
     "size": (lambda c: c.empty("8"), lambda c: c.empty(8), "TypeError", ("size", "8")),
     "a fraction": (lambda c: c.empty(8.5), lambda c: c.empty(8), "TypeError", ("size", "8.5")),
     "dtype": (lambda c: c.empty(8, dtype=8), lambda c: c.empty(8), "TypeError", ("dtype",)),
+    "quantized dtype": (
+        lambda c: c.empty(8, dtype=torch.qint8),
+        lambda c: c.empty(8, dtype=torch.int8),
+        "TypeError",
+        ("torch.qint8", "not quantized"),
+    ),
+    "tensor of a quantized dtype": (
+        lambda c: c.empty_like(torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.qint8)),
+        lambda c: c.empty(8, dtype=torch.int8),
+        "TypeError",
+        ("torch.qint8", "not quantized"),
+    ),
     "no tensor": (
         lambda c: c.register(8),
         lambda c: c.register(_ordinary(c)),
