@@ -279,8 +279,22 @@ const Operator& functional_operator(std::string_view name, std::string_view over
   return *found;
 }
 
+namespace {
+
+/// Python passes None as an undefined tensor, also for an argument that is not optional.
+void check_defined(const Operator& op, at::ArrayRef<IValue> values) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    TORCH_CHECK_TYPE(!values[i].isTensor() || values[i].toTensor().defined(), "collx.", op.name,
+                     ": ", op.handle().schema().arguments()[i].name(),
+                     ": got None; accepted: a tensor");
+  }
+}
+
+}  // namespace
+
 Arguments::Arguments(const Operator& op, const Stack& stack)
     : Arguments(op, stack.data() + (stack.size() - op.stack_size())) {
+  check_defined(op, torch::jit::last(stack, op.stack_size()));
   if (!op.takes_outputs()) return;
   for (const IValue& value : torch::jit::last(stack, op.outputs.size())) {
     results.push_back(value.toTensor());

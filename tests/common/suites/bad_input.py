@@ -14,6 +14,7 @@ import torch
 
 import collx
 
+from .. import overloads
 from ..attempt import Attempt, attempt, works
 from ..calls import Fields, run_call
 from ..collectives import NAMES as COLLECTIVES
@@ -212,6 +213,31 @@ WRONG = {**ANY_OPERATOR, **OF_COLLECTIVES}
 def test_a_wrong_argument_is_refused_by_name(pool: Pool, what: str) -> None:
     """Each kind of mistake raises one error before anything is launched, so all ranks continue."""
     assert_all_refused(pool, __name__, what)
+
+
+def _without_a_tensor(rank: Rank) -> dict[tuple[str, str], Attempt]:
+    communicator = rank.communicator()
+    found = {}
+    for overload in overloads.all_overloads():
+        given = overloads.arguments_for(rank, communicator.name, overload)
+        tensors = [a.name for a in overload._schema.arguments if str(a.type) == "Tensor"]
+        # PyTorch itself refuses a call without any tensor.
+        for name in tensors if len(tensors) > 1 else ():
+            found[str(overload), name] = attempt(
+                lambda: overload(**{**given, name: None})  # noqa: B023
+            )
+    assert works(rank, communicator)
+    return found
+
+
+@pytest.mark.worlds(2)
+def test_none_instead_of_a_tensor_is_refused_by_name(pool: Pool) -> None:
+    """Every tensor of every overload. CUDA kernels would read a bias at address 0."""
+    for found in pool.run(_without_a_tensor):
+        for (overload, name), result in found.items():
+            op = overloads.name_in_errors(overload)
+            assert result.error == "TypeError", (overload, name, result)
+            assert f"collx.{op}: {name}: got None" in result.message, (overload, name, result)
 
 
 def _one_refused(rank: Rank) -> dict[str, tuple[Attempt, str]]:
