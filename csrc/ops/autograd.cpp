@@ -173,8 +173,10 @@ void record_epilogue(const Arguments& a, const Tensor& result) {
 }
 
 /// Calls the form that also returns the reduced value, which the derivative of the epilogue needs.
+/// Of nested transforms of torch.func, the outer one differentiates that form.
 void record_map(const Operator& op, Arguments a, c10::DispatchKeySet keys, Stack* stack) {
-  const Operator& with_value = functional_operator(op.name + "_with_value");
+  const bool keeps_value = op.outputs.size() == 2;
+  const Operator& with_value = keeps_value ? op : functional_operator(op.name + "_with_value");
   const auto known = check_expression(a.op(), a.expression, a.input.scalar_type());
   const Origin origin = known->expression.indices > 0 ? origin_of(a) : Origin{};
   redispatch_below(with_value.handle(), keys, stack);
@@ -187,6 +189,7 @@ void record_map(const Operator& op, Arguments a, c10::DispatchKeySet keys, Stack
   a.axis = origin.axis;
   a.start = origin.start;
   record_epilogue(a, result);
+  if (keeps_value) stack->emplace_back(value);
 }
 
 void record_in_place(const Operator& op, const Arguments& a, const c10::OperatorHandle& handle,
@@ -225,9 +228,6 @@ void autograd(const Operator& op, const c10::OperatorHandle& handle, c10::Dispat
   refuse_forward_mode(op, handle, *stack);
   if (!any_tensor(handle, *stack, wants_gradient)) return write(op, handle, keys, stack);
   if (op.takes_outputs()) refuse_gradients_of_out(op, handle, *stack);
-  // The form with the reduced value has no derivative; the operator that calls it has one.
-  TORCH_CHECK_NOT_IMPLEMENTED(op.family != Family::map || op.outputs.size() == 1, "collx.", op.name,
-                              ": has no backward; accepted: ", name_of(op.collective), "_map");
   if (!is_differentiable(op)) refuse_transforms(op);
   record(op, handle, keys, stack);
 }

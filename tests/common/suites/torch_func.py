@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+import collx
+
 from ..attempt import Attempt, attempt, works
 from ..overloads import (
     all_overloads,
@@ -35,6 +37,7 @@ WITH_DERIVATIVE = {
         "allreduce.default",
         "allreduce_.default",
         "allreduce_map.default",
+        "allreduce_map_with_value.default",
         "alltoall.default",
         "alltoall_.default",
         "alltoallv.default",
@@ -42,6 +45,7 @@ WITH_DERIVATIVE = {
         "epilogue.default",
         "reducescatter.default",
         "reducescatter_map.default",
+        "reducescatter_map_with_value.default",
     )
 }
 # PyTorch's loop over a batch does not support lists of tensors.
@@ -129,6 +133,25 @@ def test_torch_func_differentiates_what_autograd_does(pool: Pool, transform: str
             assert "accepted" in message.lower(), (overload, result)
         derivatives = {name for name, result in found.items() if not result.reference.error}
         assert derivatives == WITH_DERIVATIVE
+
+
+def _second_derivatives(rank: Rank) -> bool:
+    communicator = rank.communicator()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        cubes = collx.allreduce(x, group=communicator, epilogue=lambda v: v * v * v)
+        return cubes.sum()
+
+    leaf = torch.arange(6.0, device=rank.device).requires_grad_()
+    (first,) = torch.autograd.grad(function(leaf), leaf, create_graph=True)
+    (wanted,) = torch.autograd.grad(first.sum(), leaf)
+    nested = torch.func.grad(lambda x: torch.func.grad(function)(x).sum())(leaf.detach())
+    return not bool(unequal(nested, wanted).any())
+
+
+@pytest.mark.worlds(2)
+def test_nested_transforms_differentiate_an_epilogue_twice(pool: Pool) -> None:
+    assert all(pool.run(_second_derivatives))
 
 
 def _without_derivative(rank: Rank) -> bool:
