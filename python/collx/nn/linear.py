@@ -28,7 +28,13 @@ __all__ = ["ColumnParallelLinear", "RowParallelLinear", "shard_range"]
 
 def shard_range(count: int, world_size: int, rank: int) -> slice:
     """Returns the slice of `count` units that belongs to `rank`. If `world_size` does not divide
-    `count`, the first ranks get one more unit, as in `collx.reducescatter`."""
+    `count`, the first ranks get one more unit, as in `collx.reducescatter`.
+
+    Raises:
+        ValueError: `rank` is not a rank.
+    """
+    if not 0 <= rank < world_size:
+        raise ValueError(f"shard_range: rank: got {rank}; accepted: 0 to {world_size - 1}")
     quotient, remainder = divmod(count, world_size)
     start = rank * quotient + min(rank, remainder)
     return slice(start, start + quotient + (rank < remainder))
@@ -106,7 +112,7 @@ class ColumnParallelLinear(nn.Module):
         overlap: bool = False,
     ) -> ColumnParallelLinear:
         """Copies this rank's part of a whole layer. The arguments are those of the constructor."""
-        _require_whole(cls.__name__, full)
+        _require_linear(cls.__name__, full)
         made = cls(
             full.in_features,
             full.out_features,
@@ -230,7 +236,7 @@ class RowParallelLinear(nn.Module):
         overlap: bool = False,
     ) -> RowParallelLinear:
         """Copies this rank's part of a whole layer. The arguments are those of the constructor."""
-        _require_whole(cls.__name__, full)
+        _require_linear(cls.__name__, full)
         made = cls(
             full.in_features,
             full.out_features,
@@ -295,14 +301,12 @@ def _units(where: str, units: slice | None, count: int, group: Group) -> slice:
     return shard_range(count, size, rank)
 
 
-def _require_whole(name: str, full: nn.Linear) -> None:
-    """Raises ValueError if the weight is a part. Parts of parts lack weights, and the sum over the
-    ranks would be wrong without an error."""
-    whole = (full.out_features, full.in_features)
-    if full.weight.shape != whole:
-        raise ValueError(
-            f"{name}.from_module: full: got a weight of shape {list(full.weight.shape)}; accepted: "
-            f"a whole layer, {list(whole)}"
+def _require_linear(name: str, full: nn.Linear) -> None:
+    """Raises TypeError for another module. A layer that is already divided would be divided again:
+    the parts would lack weights, and the sum over the ranks would be wrong without an error."""
+    if not isinstance(full, nn.Linear):
+        raise TypeError(
+            f"{name}.from_module: full: got a {type(full).__name__}; accepted: a torch.nn.Linear"
         )
 
 

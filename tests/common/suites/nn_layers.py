@@ -299,6 +299,8 @@ def _refused(rank: Rank) -> dict[str, Attempt]:
     row: Any = nn.RowParallelLinear
     whole, part = torch_nn.Linear(4, 4), slice(0, 2)
     calls = {
+        "no rank": lambda: nn.shard_range(7, 2, 2),
+        "no linear layer": lambda: row.from_module(torch_nn.ReLU()),
         "part": lambda: row.from_module(column.from_module(whole, units=part)),
         "part of a row": lambda: column.from_module(row.from_module(whole, units=part)),
         "RMSNorm": lambda: norm.from_module(torch_nn.RMSNorm(4)),
@@ -316,11 +318,10 @@ def _refused(rank: Rank) -> dict[str, Attempt]:
 def test_what_a_layer_cannot_be_made_of_is_refused_by_name(pool: Pool) -> None:
     (found,) = pool.run(_refused)
     for what, (error, word) in {
-        "part": ("ValueError", "RowParallelLinear.from_module: full: got a weight of shape [2, 4]"),
-        "part of a row": (
-            "ValueError",
-            "of shape [4, 2]; accepted: a whole layer, [4, 4]",
-        ),
+        "no linear layer": ("TypeError", "RowParallelLinear.from_module: full: got a ReLU"),
+        "part": ("TypeError", "RowParallelLinear.from_module: full: got a ColumnParallelLinear"),
+        "part of a row": ("TypeError", "from_module: full: got a RowParallelLinear"),
+        "no rank": ("ValueError", "shard_range: rank: got 2; accepted: 0 to 1"),
         "RMSNorm": ("TypeError", "torch.nn.LayerNorm"),
         "two dimensions": ("TypeError", "last dimension"),
         "half": ("ValueError", "parity_weight"),
