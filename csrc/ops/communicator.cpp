@@ -216,7 +216,7 @@ std::optional<StatusRecord> Communicator::follow_blame([[maybe_unused]] bool wai
   const std::optional<StatusRecord> record = failure();
 #if COLLX_CUDA
   if (!record || record->failure != Failure::timeout || !on_cuda() || !has_regions()) return record;
-  if (forked() || capturing(options_.device)) return record;
+  if (destroyed() || forked() || capturing(options_.device)) return record;
   std::unique_lock held(verdict_mutex_, std::defer_lock);
   if (wait) {
     held.lock();
@@ -225,7 +225,7 @@ std::optional<StatusRecord> Communicator::follow_blame([[maybe_unused]] bool wai
   }
   if (followed_.load(std::memory_order_relaxed)) return verdict_;
   const auto kept = keep_regions();
-  if (destroyed()) return record;
+  if (destroyed()) return record;  // in the meantime
   const Verdict verdict = cuda::end_of_chain(cuda_view(), wait);
   if (!verdict.final) return verdict.record;
   verdict_ = verdict.record;

@@ -34,8 +34,9 @@ Tensor extreme(const Tensor& a, const Tensor& b, bool least) {
   return at::where(a == b, at::where(at::signbit(a) == least, a, b), found);
 }
 
-/// Converts to an integer type as kernels do: through int64, whose smallest value stands for NaN and
-/// for all values outside of its range. PyTorch's own conversion of these differs between devices.
+/// Converts to an integer type as kernels do: through int64, whose smallest value stands for NaN
+/// and for all values outside of its range. PyTorch's own conversion of these differs between
+/// devices.
 Tensor converted(const Tensor& a, at::ScalarType type) {
   if (!a.is_floating_point() || !at::isIntegralType(type, /*includeBool=*/false)) return a.to(type);
   const Tensor wide = a.to(at::kDouble);
