@@ -174,6 +174,7 @@ class Evaluation : Plan {
   void each(size_t k, const Statement& s, F f) {
     const T* a = operand<T>(s, 0);
     const T* b = operand<T>(s, 1);
+    if (b == nullptr) b = a;  // f ignores it
     auto* y = made<std::invoke_result_t<F, T, T>>(k);
     COLLX_APART
     for (int64_t i = 0; i < n_; ++i) y[i] = f(a[i], b[i]);
