@@ -125,20 +125,24 @@ check: $(BUILT) $(DEV) ## the quick part of the tests: every operator with two C
 	ruff check .
 	python -m pytest --quick $(ARGS)
 
-# Without ARGS, three parts run in parallel: the tests of rank processes, many of which wait for a
-# timeout, those of builds and models, and all others. The first part runs in two processes, which
-# take files in alphabetical order. The longest files are among the first.
-test: $(if $(ARGS),$(BUILT) $(DEV),test-ranks test-others test-built) ## C++ tests with sanitizers, models, Python tests; skips what is not installed
-	$(if $(ARGS),python -m pytest $(ARGS))
-
 RANKS_TESTS := tests/common/
 BUILT_TESTS := tests/cpp/ tests/models/
 OTHER_TESTS := $(filter-out $(RANKS_TESTS) $(BUILT_TESTS) tests/__pycache__/,$(wildcard tests/*/))
-# Two of the parts print their output at the end, so that the lines of the parts do not mix.
+# Three processes take files in this order. Many tests wait for a timeout, so two processes would
+# leave cores idle.
+PYTHON_TESTS = -n 3 --dist loadfile --no-loadscope-reorder $(RANKS_TESTS) $(OTHER_TESTS)
+
+test: $(BUILT) $(DEV) ## the Python tests; skips what is not installed
+	$(if $(ARGS),,$(call say,'Running the Python tests in three processes: about 12 minutes'))
+	python -m pytest $(or $(ARGS),$(PYTHON_TESTS))
+
+# The parts of .ci/run: the tests of rank processes, those of builds and models, and all others. The
+# first part runs in two processes, which take files in alphabetical order. The longest files are
+# among the first. Two of the parts print their output at the end, so that the lines of the parts do
+# not mix.
 PYTEST_TO_LOG = @mkdir -p build; python -m pytest $(1) >build/$@.log 2>&1; status=$$?; cat build/$@.log; exit $$status
 
 test-ranks: $(BUILT) $(DEV)
-	$(call say,'Running the tests in three parts side by side: about 20 minutes')
 	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(RANKS_TESTS)
 
 test-others: $(BUILT) $(DEV)
@@ -147,7 +151,7 @@ test-others: $(BUILT) $(DEV)
 test-built: $(BUILT) $(DEV)
 	$(call PYTEST_TO_LOG,$(BUILT_TESTS))
 
-test-all: $(BUILT) $(DEV) ## the full cross-products, and other versions of Python and PyTorch
+test-all: $(BUILT) $(DEV) ## all tests with the full cross-products, and other versions of Python and PyTorch
 	python -m pytest --full $(ARGS)
 
 test-gpu: $(BUILT) $(DEV) ## on two GPUs or more: the tests with one GPU for each rank
