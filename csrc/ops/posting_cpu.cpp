@@ -39,6 +39,19 @@ bool soon(std::chrono::nanoseconds limit, F holds) {
 
 class CpuPostedCall;
 
+/// The callbacks of a completed call, with its failure. They do not keep the call, whose tensors
+/// could otherwise outlive the waits for it.
+struct Callbacks {
+  std::vector<PostedCall::Done> functions;
+  std::exception_ptr error;
+
+  /// May release tensors and the communicator.
+  void run() noexcept {
+    for (const PostedCall::Done& done : functions) done(error);
+    *this = {};
+  }
+};
+
 /// The posted calls of one communicator. One thread at a time runs them, in order: the attendant,
 /// which is a thread of the queue, or a thread that waits for one of them. Callbacks of a call may
 /// wait for later calls. So they run after the call counts as completed, and another thread of the
@@ -65,8 +78,8 @@ class Queue : public std::enable_shared_from_this<Queue> {
   void work();
   /// Waits for a call that the attendant may run. False if the queue is closed and empty.
   bool await_call(std::unique_lock<std::mutex>& held);
-  /// Returns the call if it has callbacks, which the caller must run without the lock.
-  std::shared_ptr<CpuPostedCall> run_next(std::unique_lock<std::mutex>& held);
+  /// Returns the callbacks of the call, which the caller must run without the lock.
+  Callbacks run_next(std::unique_lock<std::mutex>& held);
   void run_next_and_callbacks(std::unique_lock<std::mutex>& held);
 
   /// Moves completed calls out of the queue. Releasing their tensors may require Python's lock, for
@@ -100,8 +113,8 @@ class CpuPostedCall final : public PostedCall {
         request_(std::move(request)),
         queue_(std::move(queue)) {}
 
-  /// Must not throw: the queue would remain blocked. call_back() must follow.
-  void run() noexcept {
+  /// Must not throw: the queue would remain blocked. The caller must run the callbacks.
+  Callbacks run() noexcept {
     try {
       const CarryErrors for_those_who_wait;
       if (std::this_thread::get_id() == thread_) {
@@ -115,16 +128,14 @@ class CpuPostedCall final : public PostedCall {
     } catch (...) {
       error_ = std::current_exception();
     }
+    Callbacks callbacks{{}, error_};
     {
       const std::lock_guard held(mutex_);
+      callbacks.functions = std::move(callbacks_);
       completed_.store(true, std::memory_order_release);
     }
     changed_.notify_all();
-  }
-  /// After completion, only the thread that ran the call accesses the callbacks.
-  bool has_callbacks() const { return !callbacks_.empty(); }
-  void call_back() noexcept {
-    for (const Done& done : std::exchange(callbacks_, {})) done(error_);
+    return callbacks;
   }
 
   const char* op() const { return op_; }
@@ -205,25 +216,24 @@ void Queue::add(std::shared_ptr<CpuPostedCall> call, Communicator& communicator)
   changed_.notify_all();
 }
 
-std::shared_ptr<CpuPostedCall> Queue::run_next(std::unique_lock<std::mutex>& held) {
+Callbacks Queue::run_next(std::unique_lock<std::mutex>& held) {
   running_ = true;
-  std::shared_ptr<CpuPostedCall> call = calls_[completed_.load(std::memory_order_relaxed) - first_];
+  // The queue keeps the call until it has been counted.
+  CpuPostedCall& call = *calls_[completed_.load(std::memory_order_relaxed) - first_];
   held.unlock();
-  call->run();
-  if (!call->has_callbacks()) call.reset();  // not the last reference
+  Callbacks callbacks = call.run();
   held.lock();
   running_ = false;
   completed_.fetch_add(1, std::memory_order_release);
   changed_.notify_all();
-  return call;
+  return callbacks;
 }
 
 void Queue::run_next_and_callbacks(std::unique_lock<std::mutex>& held) {
-  std::shared_ptr<CpuPostedCall> call = run_next(held);
-  if (call == nullptr) return;
+  Callbacks callbacks = run_next(held);
+  if (callbacks.functions.empty()) return;
   held.unlock();
-  call->call_back();
-  call.reset();  // may release tensors and the communicator
+  callbacks.run();
   held.lock();
 }
 
@@ -265,15 +275,14 @@ void Queue::work() {
     unattended_.wait(held, [this] { return !attended_; });
     --spare_;
     attended_ = true;
-    std::shared_ptr<CpuPostedCall> call;
-    while (call == nullptr && await_call(held)) call = run_next(held);
+    Callbacks callbacks;
+    while (callbacks.functions.empty() && await_call(held)) callbacks = run_next(held);
     attended_ = false;
     unattended_.notify_one();
-    if (call == nullptr) return;
+    if (callbacks.functions.empty()) return;
     if (spare_ == 0) start();
     held.unlock();
-    call->call_back();
-    call.reset();
+    callbacks.run();
     held.lock();
   }
 }

@@ -6,6 +6,8 @@ import ctypes
 import gc
 import warnings
 import weakref
+from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,6 +81,36 @@ def _released(rank: Rank) -> bool:
 def test_wait_releases_the_tensors_of_the_call(pool: Pool) -> None:
     if pool.world.device == "cpu":  # a GPU cannot use memory of NumPy
         assert all(all(pool.run(_released)) for _ in range(20))
+
+
+def _released_during_a_callback(rank: Rank) -> bool:
+    communicator = rank.communicator("posting-callback")
+    array = np.ones(SMALL, dtype=np.float32)
+    alive = weakref.ref(array)
+    began, end = Event(), Event()
+
+    def callback(_: Any) -> None:
+        began.set()
+        end.wait(10)
+
+    handle = collx.post(collx.allreduce, torch.from_numpy(array), group=communicator)
+    future = handle.get_future().then(callback)
+    assert began.wait(10)
+    del array
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        del handle
+    collx.barrier(communicator)  # a later call releases the tensors of completed calls
+    released = alive() is None
+    end.set()
+    future.wait()
+    return released
+
+
+@pytest.mark.worlds(1, 2)
+def test_a_callback_in_progress_does_not_keep_the_tensors_of_its_call(pool: Pool) -> None:
+    if pool.world.device == "cpu":
+        assert all(pool.run(_released_during_a_callback))
 
 
 def _overlap(place: tuple[int, int], tensors: list[torch.Tensor]) -> bool:
