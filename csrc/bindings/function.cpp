@@ -157,7 +157,7 @@ PyObject* Function::call(const Given& given) {
   // operator would take the lock for each tensor when it releases its arguments.
   c10::SmallVector<c10::IValue, 8> held;
   for (const c10::IValue& value : stack) {
-    if (value.isTensor() || value.isTensorList()) held.push_back(value);
+    if (value.isTensor() || value.isList()) held.push_back(value);
   }
   {
     const py::gil_scoped_release_simple others_run;

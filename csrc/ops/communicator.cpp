@@ -122,8 +122,9 @@ Poster& Communicator::poster() {
 bool Communicator::forked() const { return fork_generation_ != registry::fork_generation(); }
 
 CudaView Communicator::cuda_view() const {
-  CudaView view{rank_view(), cuda_layout_, reinterpret_cast<char*>(options_.multicast),
+  CudaView view{view_, cuda_layout_, reinterpret_cast<char*>(options_.multicast),
                 options_.simulated};
+  view.timeout_ns = timeout_ns();
   view.pdl = pdl();
   // With "early", dependent kernels occupy the device while a grid still spins. Two communicators
   // on two streams could then block each other across ranks.

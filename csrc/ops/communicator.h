@@ -100,7 +100,11 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   bool forked() const;
 
   /// The view that a call passes to the backend, with the current level of dependent launch.
-  CpuView cpu_view() const { return {rank_view(), cpu_layout_}; }
+  CpuView cpu_view() const {
+    CpuView view{view_, cpu_layout_};
+    view.timeout_ns = timeout_ns();
+    return view;
+  }
   CudaView cuda_view() const;
   const CpuLayout& cpu_layout() const { return cpu_layout_; }
   const CudaLayout& cuda_layout() const { return cuda_layout_; }
@@ -200,11 +204,9 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   /// Regions that are not released yet remain while the result exists.
   std::unique_lock<std::mutex> keep_regions();
   int most_blocks(int threads) const;
-  /// Any thread may call this, also during set_timeout().
-  RankView rank_view() const {
-    RankView view = view_;
-    view.timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout()).count());
-    return view;
+  /// The timeout of a view. Any thread may call this, also during set_timeout().
+  uint64_t timeout_ns() const {
+    return static_cast<uint64_t>(std::chrono::nanoseconds(timeout()).count());
   }
   std::string describe_failure(const StatusRecord& record) const;
 

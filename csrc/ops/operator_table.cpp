@@ -147,6 +147,17 @@ std::vector<Output> outputs_of_norm(Collective c, bool keeps_norm) {
   return list;
 }
 
+/// The positions of the arguments that must be tensors.
+std::vector<size_t> tensors_of(const Operator& op) {
+  std::vector<size_t> places;
+  for (size_t i = 0; i < op.arguments.size(); ++i) {
+    if (std::string_view(row_of(op.arguments[i]).schema).starts_with("Tensor "))
+      places.push_back(i);
+  }
+  for (size_t i = op.arguments.size(); i < op.stack_size(); ++i) places.push_back(i);
+  return places;
+}
+
 std::vector<Operator> make_operators() {
   using enum Argument;
   std::vector<Operator> list;
@@ -209,6 +220,7 @@ std::vector<Operator> make_operators() {
                   {Output::out}});
   list.push_back(
       {Family::barrier, Collective::barrier, Form::functional, "barrier", "", {group_name}, {}});
+  for (Operator& op : list) op.tensors = tensors_of(op);
   return list;
 }
 
@@ -282,11 +294,10 @@ const Operator& functional_operator(std::string_view name, std::string_view over
 namespace {
 
 /// Python passes None as an undefined tensor, also for an argument that is not optional.
-void check_defined(const Operator& op, at::ArrayRef<IValue> values) {
-  for (size_t i = 0; i < values.size(); ++i) {
-    TORCH_CHECK_TYPE(!values[i].isTensor() || values[i].toTensor().defined(), "collx.", op.name,
-                     ": ", op.handle().schema().arguments()[i].name(),
-                     ": got None; accepted: a tensor");
+void check_defined(const Operator& op, const IValue* values) {
+  for (const size_t i : op.tensors) {
+    TORCH_CHECK_TYPE(values[i].toTensor().defined(), "collx.", op.name, ": ",
+                     op.handle().schema().arguments()[i].name(), ": got None; accepted: a tensor");
   }
 }
 
@@ -294,7 +305,7 @@ void check_defined(const Operator& op, at::ArrayRef<IValue> values) {
 
 Arguments::Arguments(const Operator& op, const Stack& stack)
     : Arguments(op, stack.data() + (stack.size() - op.stack_size())) {
-  check_defined(op, torch::jit::last(stack, op.stack_size()));
+  check_defined(op, stack.data() + (stack.size() - op.stack_size()));
   if (!op.takes_outputs()) return;
   for (const IValue& value : torch::jit::last(stack, op.outputs.size())) {
     results.push_back(value.toTensor());

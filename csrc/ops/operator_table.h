@@ -95,7 +95,8 @@ struct C10_EXPORT Operator {
   std::string name;      // as in error messages: without the "_" of the in-place form
   std::string overload;  // "", "out", "keep_norm", ...
   std::vector<Argument> arguments;
-  std::vector<Output> outputs;  // the last arguments, if the form is out
+  std::vector<Output> outputs;       // the last arguments, if the form is out
+  std::vector<size_t> tensors = {};  // the positions of the arguments that must be tensors
 
   std::string schema() const;
   /// The dispatcher's name, without the namespace.
