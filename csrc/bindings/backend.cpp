@@ -1,8 +1,10 @@
 #include "../distributed/backend.h"
 
 #include <c10/util/Exception.h>
+#include <pybind11/stl/filesystem.h>
 
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -89,8 +91,8 @@ void bind_backend(py::module_& module) {
       module, "BackendOptions")
       .def(py::init([](std::optional<int64_t> max_blocks, std::optional<int64_t> payload_bytes,
                        bool deterministic, std::optional<bool> check, bool watchdog,
-                       std::optional<int64_t> symmetric_bytes, std::optional<std::string> tuning,
-                       bool overlap) {
+                       std::optional<int64_t> symmetric_bytes,
+                       const std::optional<std::filesystem::path>& tuning, bool overlap) {
              auto options = c10::make_intrusive<BackendOptions>();
              options->max_blocks = checked("max_blocks", max_blocks);
              options->payload_bytes = checked("payload_bytes", payload_bytes);
@@ -98,7 +100,7 @@ void bind_backend(py::module_& module) {
              options->check = check;
              options->watchdog = watchdog;
              options->symmetric_bytes = checked("symmetric_bytes", symmetric_bytes, 0);
-             options->tuning = std::move(tuning);
+             if (tuning) options->tuning = tuning->string();
              options->overlap = overlap;
              return options;
            }),

@@ -1,6 +1,7 @@
 # ruff: noqa: N999  (the name that PyTorch gives to extension modules)
 """The compiled extension: operators (torch.ops.collx.*), and its interface for the Python code."""
 
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import ModuleType
@@ -301,7 +302,7 @@ class BackendOptions(_Backend.Options):
         check: bool | None = None,
         watchdog: bool = False,
         symmetric_bytes: int | None = None,
-        tuning: str | None = None,
+        tuning: str | os.PathLike[str] | None = None,
         overlap: bool = False,
     ) -> None: ...
     def __copy__(self) -> BackendOptions: ...

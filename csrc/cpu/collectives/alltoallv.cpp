@@ -127,7 +127,8 @@ bool exchange_counts(ExchangeSession& session, Use use, Splits& splits) {
 void clear_rest(const ExchangeSession& session, const Splits& splits, uint64_t total) {
   const ExchangeCall& call = session.call();
   if (!in_memory(call)) return;
-  std::memset(session.output() + total, 0, call.splits.capacity * splits.unit - total);
+  const uint64_t rest = call.splits.capacity * splits.unit - total;
+  if (rest > 0) std::memset(session.output() + total, 0, rest);  // without rows, there is no output
 }
 
 }  // namespace

@@ -331,7 +331,7 @@ def _backend(rank: Rank, folder: str) -> list[Any]:
     for name, size in (("fits", rank.size), ("other", 9)):
         file = Path(folder, f"{name} {rank.rank}.json")
         file.write_text(json.dumps(table(rank, world_size=size)))
-        options = collx.backend.Options(tuning=str(file))
+        options = collx.backend.Options(tuning=file if name == "fits" else str(file))
         group = dist.new_group(backend="collx", pg_options=options)
         x = torch.ones(SIZE // 4, device=rank.device)
         dist.all_reduce(x, group=group)
