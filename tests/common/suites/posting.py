@@ -349,22 +349,24 @@ def test_a_rank_that_never_comes_is_named_by_every_handle_in_flight(pool: Pool) 
 
 
 def _limited(rank: Rank, timeout: float) -> list[Attempt]:
-    """The last rank makes each call late, but within the timeout of the communicator."""
+    """The last rank makes each call late, but well within the timeout of the communicator. Together
+    the calls take longer than it."""
     import collx
 
     communicator = rank.new_communicator("posting-limited", call_timeout=timeout)
+    calls, delay = 5, 0.3 * timeout
     handles: list[Any] = []
 
     def post_and_wait() -> None:
-        handles[:] = [collx.post(collx.allreduce, x, group=communicator) for _ in range(3)]
+        handles[:] = [collx.post(collx.allreduce, x, group=communicator) for _ in range(calls)]
         handles[-1].wait(timeout=timeout + 0.01)
 
     x, found = ones(rank), []
-    for _ in range(3):
+    for _ in range(2):
         rank.barrier()
         if rank.rank == rank.size - 1:
-            for _ in range(3):
-                time.sleep(0.6 * timeout)
+            for _ in range(calls):
+                time.sleep(delay)
                 collx.allreduce(x, group=communicator)
             continue
         time.sleep(0.1)  # on the CPU, the thread that runs the calls sleeps
@@ -377,7 +379,7 @@ def _limited(rank: Rank, timeout: float) -> list[Attempt]:
 @pytest.mark.worlds(2)
 def test_a_wait_with_a_timeout_is_bounded_by_it(pool: Pool) -> None:
     """Also if it exceeds that of the communicator, and the call waits for earlier calls."""
-    timeout = timeout_now(pool)
+    timeout = timeout_now(pool, 1.5)
     for result in pool.run(_limited, timeout)[0]:
         assert result.error == "CollectiveTimeout", result
         assert_in_time(result, timeout)
