@@ -5,7 +5,6 @@
     python tools/count_instructions.py --save before.json
     python tools/count_instructions.py --against before.json
     python tools/count_instructions.py allreduce_ x.add_
-    python tools/count_instructions.py --functions      # the functions that an all-reduce enters
 
 Valgrind's tool callgrind counts the instructions. Counts are only comparable for the same compiler,
 C library, Python, PyTorch and vector instructions. With others, the script prints a message and
@@ -31,10 +30,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 CALLS = {
     "x.add_": "x.add_(y)",
@@ -52,24 +50,20 @@ GOLDEN = Path(__file__).with_name("instructions.json")
 EMPTY = "pass"  # measures the loop, which is subtracted
 NUMBER = 100  # calls per measurement
 REPEATS = 4  # measurements of a call; the smallest one is used
-PEER_TIMEOUT = 300  # seconds that a rank waits for a rank under callgrind
 PROGRAMS = ("valgrind", "callgrind_control")
 SUMMARY = re.compile(r"^summary: (\d+)$", re.MULTILINE)
 
 
-def values(store: str | None = None, rank: int = 0) -> dict[str, Any]:
-    """Returns the variables of the calls. `store`: the file of the store for two ranks; None: one
-    rank."""
+def values() -> dict[str, Any]:
+    """Returns the variables of the calls."""
     import torch
     import torch.distributed as dist
 
     import collx
 
     torch.set_num_threads(1)
-    size = 1 if store is None else 2
-    shared = dist.HashStore() if store is None else dist.FileStore(store, size)
-    dist.init_process_group("gloo", store=shared, rank=rank, world_size=size)
-    comm = collx.init(device="cpu", timeout=PEER_TIMEOUT)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    comm = collx.init(device="cpu")
     rows = torch.ones(4, 64, dtype=torch.bfloat16)
     weight, residual = torch.ones(64, dtype=torch.bfloat16), torch.zeros_like(rows)
     return {
@@ -138,15 +132,11 @@ def counts_of(measurements: list[int], names: list[str]) -> dict[str, int]:
     }
 
 
-def require_programs() -> None:
+def count(names: list[str]) -> dict[str, int]:
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         named = " and ".join(missing)
         raise SystemExit(f"{named} not found: install valgrind to count instructions")
-
-
-def count(names: list[str]) -> dict[str, int]:
-    require_programs()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "counts")
         command = [
@@ -162,110 +152,6 @@ def count(names: list[str]) -> dict[str, int]:
         files = [Path(f"{out}.{i + 1}") for i in range(REPEATS * (len(names) + 1))]
         found = [SUMMARY.search(file.read_text()) for file in files]
     return counts_of([int(match[1]) for match in found if match is not None], names)
-
-
-ENTERED = "collx.allreduce(x, group=comm, out=y)"  # the call for --functions, on two ranks
-
-
-def run_with_peer(store: str, rank: int) -> None:
-    """Runs one of two ranks that make the calls for --functions. Rank 0 runs under callgrind."""
-    import torch
-
-    known = values(store, rank)
-    exec(f"def calls():\n  for _ in range({NUMBER}):\n    {ENTERED}", known)
-    known["calls"]()
-    if rank == 0:
-        command = ["callgrind_control", "--instr=on", str(os.getpid())]
-        subprocess.run(command, check=True, capture_output=True)
-        torch._C._valgrind_toggle()
-    known["calls"]()
-    if rank == 0:
-        torch._C._valgrind_toggle_and_dump_stats()
-    known["collx"].barrier(group=known["comm"])
-
-
-class Entered(NamedTuple):
-    """A function of collx's C++ code that was not inlined."""
-
-    file: str  # relative to csrc
-    function: str
-    calls: int
-    on_the_way: bool  # between dispatcher and backend; the others return to one of these
-
-
-def entered_functions(text: str, number: int) -> list[Entered]:
-    """Returns the functions of csrc/ops and csrc/protocol that each call enters, from callgrind's
-    file of `number` calls."""
-    names: dict[str, str] = {}
-    files: dict[str, str] = {}
-    file_of: dict[str, str] = {}
-    calls: Counter[str] = Counter()
-    callees: dict[str, set[str]] = {}
-    file = function = callee = ""
-
-    def defined(table: dict[str, str], value: str) -> str:
-        key, _, name = value.partition(" ")  # only the first use of a key includes the name
-        if name:
-            table[key] = name
-        return key
-
-    for line in text.splitlines():
-        kind, _, value = line.partition("=")
-        if kind in ("fl", "fi", "fe", "cfi", "cfl"):
-            found = defined(files, value)
-            file = found if kind == "fl" else file
-        elif kind == "fn":
-            function = defined(names, value)
-            file_of.setdefault(function, file)
-        elif kind == "cfn":
-            callee = defined(names, value)
-            callees.setdefault(function, set()).add(callee)
-        elif kind == "calls":
-            calls[callee] += int(value.split()[0])
-
-    def source(key: str) -> str:
-        return os.path.normpath(files.get(file_of.get(key, ""), "?")).rpartition("csrc/")[2]
-
-    reaches = {key for key in names if source(key).startswith("cpu/")}
-    while more := {key for key, called in callees.items() if called & reaches} - reaches:
-        reaches |= more
-    return sorted(
-        Entered(source(key), name, calls[key] // number, key in reaches)
-        for key, name in names.items()
-        if calls[key] >= number and source(key).startswith(("ops/", "protocol/"))
-    )
-
-
-def count_functions() -> list[Entered]:
-    require_programs()
-    with tempfile.TemporaryDirectory() as folder:
-        out, store = Path(folder, "counts"), str(Path(folder, "store"))
-        rank = [sys.executable, __file__, "--store", store, "--rank"]
-        command = [
-            *("valgrind", "--tool=callgrind", f"--callgrind-out-file={out}"),
-            *("--collect-atstart=no", "--instr-atstart=no"),
-        ]
-        with subprocess.Popen([*rank, "1"], stdout=subprocess.DEVNULL) as peer:
-            done = subprocess.run([*command, *rank, "0"], capture_output=True, text=True)
-            if done.returncode != 0:
-                peer.terminate()
-                raise SystemExit(f"counting failed:\n{done.stderr.strip()}")
-        entered = entered_functions(Path(f"{out}.1").read_text(), NUMBER)
-    if not entered:
-        raise SystemExit("this build has no names of functions: build with COLLX_SYMBOLS=1")
-    return entered
-
-
-def table_of_functions(entered: list[Entered]) -> str:
-    lines = []
-    for on_the_way in (True, False):
-        some = [one for one in entered if one.on_the_way == on_the_way]
-        files = {one.file for one in some}
-        where = "on the way from the dispatcher to the backend" if on_the_way else "called by these"
-        lines.append(f"{where}: {len(some)} functions in {len(files)} files")
-        for one in some:
-            lines.append(f"  {one.file:28} {one.calls}  {one.function[:100]}")
-    return "\n".join(lines)
 
 
 def versions() -> dict[str, str]:
@@ -351,10 +237,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--against", type=Path, metavar="FILE", default=GOLDEN)
     parser.add_argument("--tolerance", type=float, default=3, metavar="PERCENT")
     parser.add_argument("--rewrite", action="store_true", help=f"write {GOLDEN.name}")
-    parser.add_argument("--functions", action="store_true", help="list what an all-reduce enters")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--store", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     names = options.calls or list(CALLS)
     unknown = [name for name in names if name not in CALLS]
@@ -362,14 +245,8 @@ def main(arguments: list[str]) -> int:
         parser.error(f"no such call: {', '.join(unknown)}; accepted: {', '.join(CALLS)}")
     if options.rewrite and options.calls:
         parser.error("--rewrite takes all calls, so that the file has counts of one build")
-    if options.store is not None:
-        run_with_peer(options.store, options.rank)
-        return 0
     if options.inside:
         run_calls(names)
-        return 0
-    if options.functions:
-        print(table_of_functions(count_functions()))
         return 0
     counts, made_with = count(names), versions()
     if options.save is not None:

@@ -76,46 +76,6 @@ def test_rewriting_takes_all_calls(
     }
 
 
-def test_functions_that_calls_enter() -> None:
-    """Only the first use of a key has the name. A function in a header counts for the header."""
-    text = """\
-fl=(1) build/x/../../csrc/ops/enqueue.cpp
-fn=(1) collx::enqueue()
-1 5
-cfi=(2) build/x/../../csrc/ops/call.h
-cfn=(2) collx::request_of()
-calls=2 1
-1 9
-fi=(4) /usr/include/vector
-2 3
-cfi=(3) build/x/../../csrc/cpu/allreduce.cpp
-cfn=(3) collx::cpu::allreduce()
-calls=2 1
-1 9
-fl=(2)
-fn=(2)
-1 4
-cfi=(1)
-cfn=(5) collx::rare()
-calls=1 1
-fl=(3)
-fn=(3)
-1 4
-fl=(1)
-fn=(5)
-1 4
-fl=(5) main.c
-fn=(6) main
-cfi=(1)
-cfn=(1)
-calls=2 1
-"""
-    assert tool.entered_functions(text, number=2) == [
-        ("ops/call.h", "collx::request_of()", 1, False),
-        ("ops/enqueue.cpp", "collx::enqueue()", 1, True),
-    ]
-
-
 def test_a_machine_without_valgrind_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(SystemExit, match="valgrind and callgrind_control not found"):
