@@ -212,8 +212,8 @@ def say(candidate: Candidate, test: str, at_import: bool) -> None:
 
 
 def entries(results: dict[Candidate, tuple[str, bool]]) -> list[dict[str, Any]]:
-    """Returns the entries of the record. Only the statement identifies a mutant; line and test are
-    for readers."""
+    """Returns the entries of the record. A line and a test would not identify a mutant after the
+    next edit; the output of a run names them."""
     return [
         {
             "file": c.file,
@@ -222,8 +222,6 @@ def entries(results: dict[Candidate, tuple[str, bool]]) -> list[dict[str, Any]]:
             "ordinal": c.ordinal,
             "caught": bool(test),
             "at_import": at_import,
-            "line": c.line,
-            "test": test,
         }
         for c, (test, at_import) in results.items()
     ]
@@ -273,7 +271,7 @@ def main() -> int:
     recorded = json.loads(options.record_file.read_text())["mutants"]
     found = [(entry, find(entry, candidates)) for entry in recorded]
     lost = [entry for entry, candidate in found if candidate is None]
-    before = {c: (e["test"], e["at_import"]) for e, c in found if c is not None}
+    before = {c: ("recorded" * e["caught"], e["at_import"]) for e, c in found if c is not None}
     known = {c for c, (test, _) in before.items() if test}
     if not options.draw:
         session = Session(options, list(before))
