@@ -133,7 +133,9 @@ def exact_allreduce(values: Sequence[float], op: str, f: Format) -> float:
 
 
 def values_of(f: Format) -> list[float]:
-    return sorted({convert(v, f) for v in (*SPECIAL, *limits(f))}, key=repr)
+    # By their text, since a set would drop one of the zeros.
+    found = {repr(value): value for value in (convert(v, f) for v in (*SPECIAL, *limits(f)))}
+    return [found[text] for text in sorted(found)]
 
 
 def tensor_of(values: Sequence[float], f: Format) -> torch.Tensor:
@@ -247,35 +249,6 @@ def test_integers_wrap_in_their_own_width(dtype: torch.dtype, op: str) -> None:
     expected = torch.tensor([wrap(folds[op](column)) for column in columns], dtype=dtype)
     inputs = [torch.tensor(row, dtype=dtype) for row in zip(*columns, strict=True)]
     assert reference.same_bits(reference.allreduce(inputs, op), expected)
-
-
-def test_the_sum_is_rounded_once_and_in_rank_order() -> None:
-    """Negative controls: another order or an intermediate rounding changes the bits."""
-    big, one = torch.tensor([2.0**24]), torch.tensor([1.0])
-    in_order = reference.allreduce([one, one, big], "sum")
-    assert in_order.item() == 2**24 + 2
-    assert reference.allreduce([big, one, one], "sum").item() == 2**24
-
-    halves = [torch.tensor([v], dtype=torch.bfloat16) for v in (256.0, 1.0, 1.0)]
-    assert reference.allreduce(halves, "sum").item() == 258
-    assert (halves[0] + halves[1] + halves[2]).item() == 256  # rounded after each addition
-
-
-def test_avg_divides_and_does_not_multiply_by_a_reciprocal() -> None:
-    f = FORMATS[torch.float32]
-    columns = [[float(value), 0.0, 0.0] for value in range(1, 500)]
-    check(columns, "avg", f)
-    sums = torch.arange(1, 500, dtype=torch.float32)
-    zeros = torch.zeros_like(sums)
-    result = reference.allreduce([sums, zeros, zeros], "avg")
-    assert not reference.same_bits(result, sums * (torch.ones(1) / 3))
-
-
-def test_rank_zero_starts_the_sum() -> None:
-    """A sum that starts with 0 would turn -0 into +0."""
-    zero = torch.tensor([-0.0])
-    assert reference.same_bits(reference.allreduce([zero, zero], "sum"), zero)
-    assert reference.same_bits(reference.allreduce([zero], "avg"), zero)
 
 
 def test_results_do_not_depend_on_position_or_length() -> None:
