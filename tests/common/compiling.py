@@ -18,10 +18,10 @@ import collx
 
 CALL = re.compile(r"torch\.ops\.collx\.(\w+)\.(\w+)\((.*)\)")
 
-
-def require_compiler() -> None:
-    if not shutil.which("cc") and not shutil.which("gcc"):
-        pytest.skip("Inductor needs a C compiler, and there is none")
+needs_compiler = pytest.mark.skipif(
+    not shutil.which("cc") and not shutil.which("gcc"),
+    reason="Inductor needs a C compiler, and there is none",
+)
 
 
 def _builds(isa: Any, code: str) -> bool:

@@ -247,16 +247,19 @@ def _run_job(rank: Rank, test: Any, *arguments: Any) -> Any:
     return test.job(rank, *arguments)
 
 
-def on_ranks(job: Callable[..., Any]) -> Callable[..., None]:
-    """Makes a job a test: each rank of the fixture `pool` runs it. A job that does not return None
-    returns a list, which must be empty on all ranks."""
+def on_ranks(job: Any = None, *, deadline: float = JOB_DEADLINE) -> Any:
+    """Makes a job a test: each rank of the fixture `pool` runs it, for at most `deadline` seconds.
+    A job that does not return None returns a list or a string, which must be empty on all ranks."""
+    if job is None:
+        return functools.partial(on_ranks, deadline=deadline)
     _, *parameters = inspect.signature(job).parameters.values()
-    expected: Any = None if job.__annotations__["return"] == "None" else []
+    expected: Any = {"None": None, "str": ""}.get(job.__annotations__["return"], [])
 
     @functools.wraps(job)
     def test(pool: Pool, **given: Any) -> None:
         # The name of the job is that of the test, so the ranks unpickle the test.
-        results = pool.run(_run_job, test, *(given[each.name] for each in parameters))
+        arguments = (given[each.name] for each in parameters)
+        results = pool.run(_run_job, test, *arguments, deadline=deadline)
         wrong = {rank: found for rank, found in enumerate(results) if found != expected}
         assert not wrong, "\n".join(f"rank {rank}: {found}" for rank, found in wrong.items())
 

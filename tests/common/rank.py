@@ -13,6 +13,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -199,6 +200,15 @@ def _run_jobs(connection: Connection, context: Rank) -> None:
         try:
             context.end_groups()
             answer = (True, function(context, *arguments, **options))
+        except AssertionError as error:
+            answer = (False, _with_locals(error))
         except BaseException:
             answer = (False, traceback.format_exc())
         connection.send(answer)
+
+
+def _with_locals(error: AssertionError) -> str:
+    """Returns the traceback with the values of local variables: pytest rewrites the asserts of
+    tests, but not those of a rank."""
+    raised = pytest.ExceptionInfo.from_exception(error)
+    return str(raised.getrepr(style="short", showlocals=True))

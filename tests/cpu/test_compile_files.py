@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from tests.common import interpreters
-from tests.common.compiling import require_compiler
+from tests.common.compiling import needs_compiler
 from tests.common.pool import compiler
+
+pytestmark = needs_compiler
 
 START = """
 import json, sys
@@ -118,7 +120,6 @@ print(json.dumps({
 
 def said(program: str, arguments: list[tuple[str, ...]], **settings: str) -> list[Any]:
     """Returns the last line that each process of a Python program prints, parsed as JSON."""
-    require_compiler()
     modules = (*interpreters.IMPORTED, *compiler())
     found = []
     for code, output in interpreters.run(program, arguments, settings, 480, modules):

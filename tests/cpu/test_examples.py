@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.common.compiling import require_compiler
+from tests.common.compiling import needs_compiler
 from tests.common.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -208,10 +208,10 @@ def test_a_saved_llama_that_lacks_weights_is_refused(
 
 
 @needs_transformers
+@needs_compiler
 def test_the_compiled_decoders_choose_the_same_tokens(tmp_path: Path) -> None:
     """The test uses a saved model without a tokenizer. The decoder that does not use collx is
     rewritten to call the fused operator for every norm."""
-    require_compiler()
     saved_llama(tmp_path)
     printed = run(
         LLAMA,

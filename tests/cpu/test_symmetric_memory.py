@@ -19,7 +19,7 @@ from tests.common.attempt import attempt
 from tests.common.pool import Pool, on_ranks
 from tests.common.rank import Rank
 
-from .symmetric_memory import Holdings, allocate, holdings, rendezvous, world_group, world_store
+from .symmetric_memory import allocate, holdings, rendezvous, world_group, world_store
 
 
 def _pads_are_zero(handle: Any) -> bool:
@@ -232,7 +232,9 @@ def test_a_handle_keeps_all_memory_and_nothing_else_does(pool: Pool) -> None:
     pool.run(_outlive)
 
 
-def _cycle(rank: Rank, cycles: int) -> tuple[Holdings, Holdings, int]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_thousand_cycles_leave_nothing_behind(rank: Rank) -> None:
     def one(step: int) -> None:
         tensor = allocate(1 + step % 3000)
         handle = rendezvous(tensor, world_group())
@@ -243,17 +245,13 @@ def _cycle(rank: Rank, cycles: int) -> tuple[Holdings, Holdings, int]:
     rank.barrier()
     before, keys = holdings(), world_store().num_keys()
     rank.barrier()
-    for step in range(cycles):
+    for step in range(1000):
         one(step)
     rank.barrier()
-    return before, holdings(), world_store().num_keys() - keys
-
-
-@pytest.mark.worlds(2)
-def test_a_thousand_cycles_leave_nothing_behind(pool: Pool) -> None:
-    for before, after, keys in pool.run(_cycle, 1000):
-        assert after == before
-        assert keys <= 0  # the store only keeps the keys of the last rendezvous
+    after = holdings()
+    keys = world_store().num_keys() - keys
+    assert after == before
+    assert keys <= 0  # the store only keeps the keys of the last rendezvous
 
 
 @pytest.mark.worlds(1)

@@ -16,7 +16,7 @@ import torch
 
 from tests.common.attempt import Attempt, attempt
 from tests.common.limits import assert_in_time, timeout_now
-from tests.common.pool import Pool
+from tests.common.pool import Pool, on_ranks
 from tests.common.rank import Rank
 from tests.common.worlds import World
 
@@ -69,7 +69,9 @@ def test_waits_end_in_time_and_name_rank_channel_and_peer(pool: Pool) -> None:
     assert_in_time(barrier, 0.2)
 
 
-def _give_wrong_arguments(rank: Rank) -> None:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_wrong_arguments_are_refused_and_the_handle_works_on(rank: Rank) -> None:
     handle = rendezvous(allocate(1), world_group())
     channels = handle.signal_pad_size // 4 // rank.size
     calls: list[Callable[[], None]] = [
@@ -82,12 +84,9 @@ def _give_wrong_arguments(rank: Rank) -> None:
     handle.barrier(channel=channels - 1)
 
 
-@pytest.mark.worlds(2)
-def test_wrong_arguments_are_refused_and_the_handle_works_on(pool: Pool) -> None:
-    pool.run(_give_wrong_arguments)
-
-
-def _differ(rank: Rank) -> tuple[Attempt, Attempt]:
+@pytest.mark.worlds(2, 4)
+@on_ranks
+def test_other_sizes_or_offsets_raise_on_every_rank_and_the_group_works_on(rank: Rank) -> None:
     tensor = allocate(100 + 28 * (rank.rank == VICTIM))
     size = attempt(lambda: rendezvous(tensor, world_group()))
     equal = allocate(100)
@@ -95,17 +94,11 @@ def _differ(rank: Rank) -> tuple[Attempt, Attempt]:
     inside = torch.from_numpy(part.numpy())
     offset = attempt(lambda: rendezvous(inside, world_group()))
     rendezvous(equal, world_group()).barrier(channel=0)
-    return size, offset
-
-
-@pytest.mark.worlds(2, 4)
-def test_other_sizes_or_offsets_raise_on_every_rank_and_the_group_works_on(pool: Pool) -> None:
-    for size, offset in pool.run(_differ):
-        assert "sizes in bytes differ" in size.message
-        assert "rank 0: 400" in size.message
-        assert "rank 1: 512" in size.message
-        assert "offsets in bytes differ" in offset.message
-        assert "rank 1: 32" in offset.message
+    assert "sizes in bytes differ" in size.message
+    assert "rank 0: 400" in size.message
+    assert "rank 1: 512" in size.message
+    assert "offsets in bytes differ" in offset.message
+    assert "rank 1: 32" in offset.message
 
 
 class _FatalStore(HookedStore):

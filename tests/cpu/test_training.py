@@ -20,7 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import ProcessGroupAl
 
 import collx
 import collx.backend
-from tests.common.pool import Pool
+from tests.common.pool import on_ranks
 from tests.common.programs import run_program
 from tests.common.rank import Rank
 
@@ -39,7 +39,11 @@ def _used(mesh: DeviceMesh) -> bool:
     return backend.name() == "collx" and backend._get_sequence_number_for_group() > 0
 
 
-def _losses(rank: Rank, parallel: str) -> dict[str, list[float]]:
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "tp"])
+@on_ranks
+def test_a_model_trains_to_the_same_bits(rank: Rank, parallel: str) -> None:
+    """The sum of two values does not depend on their order, and its division by two is exact."""
     sys.path.insert(0, str(ROOT / "examples"))
     train = importlib.import_module("train")
     arguments = train.parse_arguments([f"--parallel={parallel}", *SIZES])
@@ -49,20 +53,13 @@ def _losses(rank: Rank, parallel: str) -> dict[str, list[float]]:
         training = train.Training(arguments, mesh, rank.device)
         found[backend] = [training.step() for _ in range(STEPS)]
     assert _used(mesh)
-    return found
+    assert len(set(found["collx"])) == STEPS  # the parameters change
+    assert found["collx"] == found["gloo"]
 
 
 @pytest.mark.worlds(2)
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "tp"])
-def test_a_model_trains_to_the_same_bits(pool: Pool, parallel: str) -> None:
-    """The sum of two values does not depend on their order, and its division by two is exact."""
-    for found in pool.run(_losses, parallel):
-        assert len(set(found["collx"])) == STEPS  # the parameters change
-        assert found["collx"] == found["gloo"]
-
-
-def _losses_by_memory(rank: Rank) -> dict[str, Any]:
-    """Returns the losses of FSDP2 with buffers from its process group, and without."""
+@on_ranks
+def test_fsdp_trains_to_the_same_bits_in_symmetric_memory(rank: Rank) -> None:
     sys.path.insert(0, str(ROOT / "examples"))
     train = importlib.import_module("train")
     arguments = train.parse_arguments(["--parallel=fsdp", *SIZES])
@@ -97,14 +94,8 @@ def _losses_by_memory(rank: Rank) -> dict[str, Any]:
         collx.allgather(part, group=group, algorithm="direct", out=buffer[: 2 * part.numel()])
     taken = collx.get(group).explain("allgather", first[0].numel(), output_symmetric=True)
     assert taken.executed_by == "direct"
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_fsdp_trains_to_the_same_bits_in_symmetric_memory(pool: Pool) -> None:
-    for found in pool.run(_losses_by_memory):
-        assert len(set(found["symmetric"])) == STEPS
-        assert found["symmetric"] == found["ordinary"]
+    assert len(set(found["symmetric"])) == STEPS
+    assert found["symmetric"] == found["ordinary"]
 
 
 def test_the_example_trains() -> None:

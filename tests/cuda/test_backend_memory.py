@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.common.pool import Pool
+from tests.common.pool import Pool, on_ranks
 from tests.common.rank import Rank
 from tests.common.suites.backend import group_of
 from tests.common.suites.backend_memory import allocate, is_symmetric
@@ -57,7 +57,9 @@ def test_a_stream_that_was_not_recorded_reads_what_is_written_next(pool: Pool) -
     assert pool.run(_read_late, False) == [2.0] * pool.size
 
 
-def _waited_elsewhere(rank: Rank) -> float:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_stream_that_has_waited_for_a_posted_call_is_awaited(rank: Rank) -> None:
     group = group_of(rank)
     side = torch.cuda.Stream()
     part = torch.ones(NUMEL // rank.size, device=rank.device)
@@ -76,15 +78,12 @@ def _waited_elsewhere(rank: Rank) -> float:
     torch.cuda.synchronize()
     assert len(set(copy.tolist())) == 1
     dist.destroy_process_group(group)
-    return copy[0].item()
+    assert copy[0].item() == 1.0
 
 
 @pytest.mark.worlds(2)
-def test_a_stream_that_has_waited_for_a_posted_call_is_awaited(pool: Pool) -> None:
-    assert pool.run(_waited_elsewhere) == [1.0] * pool.size
-
-
-def _by_stream(rank: Rank) -> None:
+@on_ranks
+def test_memory_stays_with_its_stream(rank: Rank) -> None:
     group = group_of(rank)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -100,11 +99,8 @@ def _by_stream(rank: Rank) -> None:
 
 
 @pytest.mark.worlds(2)
-def test_memory_stays_with_its_stream(pool: Pool) -> None:
-    pool.run(_by_stream)
-
-
-def _captured(rank: Rank) -> None:
+@on_ranks
+def test_a_capture_takes_the_memory_of_its_graph(rank: Rank) -> None:
     group = group_of(rank)
     source = torch.full((NUMEL // rank.size,), float(rank.rank), device=rank.device)
     before = allocate(rank, group, NUMEL)
@@ -121,8 +117,3 @@ def _captured(rank: Rank) -> None:
     assert is_symmetric(rank, group, before)
     assert is_symmetric(rank, group, after)
     dist.destroy_process_group(group)
-
-
-@pytest.mark.worlds(2)
-def test_a_capture_takes_the_memory_of_its_graph(pool: Pool) -> None:
-    pool.run(_captured)

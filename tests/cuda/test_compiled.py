@@ -9,8 +9,8 @@ import torch
 
 import collx
 from tests.common.check import differences
-from tests.common.compiling import inductor, require_compiler
-from tests.common.pool import Pool
+from tests.common.compiling import inductor, needs_compiler
+from tests.common.pool import on_ranks
 from tests.common.rank import Rank
 
 MODES = ("reduce-overhead", "max-autotune-no-cudagraphs")
@@ -31,7 +31,13 @@ def _program(
     return total, ops.reducescatter(whole, "max", size, name), q, scale
 
 
-def _inference(rank: Rank, mode: str, backend: str) -> list[str]:
+@pytest.mark.worlds(1, 2)
+@pytest.mark.own_gpu
+@pytest.mark.parametrize("backend", ["inductor", "collx"])
+@pytest.mark.parametrize("mode", MODES)
+@needs_compiler
+@on_ranks(deadline=300.0)
+def test_compiled_modes_give_the_bits_of_eager_code(rank: Rank, mode: str, backend: str) -> None:
     chosen: Any = collx.compile.backend if backend == "collx" else backend
     name = rank.communicator().name
     weight = torch.linspace(0.5, 2, HIDDEN, device=rank.device)
@@ -46,21 +52,16 @@ def _inference(rank: Rank, mode: str, backend: str) -> list[str]:
             found, wanted = compiled(*given), _program(*given)
             pairs = zip(found, wanted, strict=True)
             wrong += [differences(a.float().cpu(), b.float().cpu()) for a, b in pairs]
-    return wrong
+    assert len(wrong) == 4 * STEPS
+    assert not any(wrong)
 
 
-@pytest.mark.worlds(1, 2)
+@pytest.mark.worlds(2)
 @pytest.mark.own_gpu
-@pytest.mark.parametrize("backend", ["inductor", "collx"])
 @pytest.mark.parametrize("mode", MODES)
-def test_compiled_modes_give_the_bits_of_eager_code(pool: Pool, mode: str, backend: str) -> None:
-    require_compiler()
-    for wrong in pool.run(_inference, mode, backend, deadline=300.0):
-        assert len(wrong) == 4 * STEPS
-        assert not any(wrong)
-
-
-def _training(rank: Rank, mode: str) -> list[str]:
+@needs_compiler
+@on_ranks(deadline=300.0)
+def test_compiled_modes_train_as_eager_code(rank: Rank, mode: str) -> None:
     name, size = rank.communicator().name, rank.size
 
     def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -86,14 +87,5 @@ def _training(rank: Rank, mode: str) -> list[str]:
                 assert w.grad is not None
                 results.append([t.detach().cpu().clone() for t in (y, x.grad, w.grad)])
             wrong += [differences(a, b) for a, b in zip(*results, strict=True)]
-    return wrong
-
-
-@pytest.mark.worlds(2)
-@pytest.mark.own_gpu
-@pytest.mark.parametrize("mode", MODES)
-def test_compiled_modes_train_as_eager_code(pool: Pool, mode: str) -> None:
-    require_compiler()
-    for wrong in pool.run(_training, mode, deadline=300.0):
-        assert len(wrong) == 3 * STEPS
-        assert not any(wrong)
+    assert len(wrong) == 3 * STEPS
+    assert not any(wrong)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import collx.backend
 from tests.common.attempt import Attempt, call_until_failure, finish, ones
 from tests.common.failures import assert_lost_rank_is_named
-from tests.common.pool import Pool
+from tests.common.pool import Pool, on_ranks
 from tests.common.rank import Rank
 
 Made = Callable[[Rank], AbstractContextManager[collx.Communicator]]
@@ -37,7 +37,12 @@ def _of_backend(rank: Rank) -> Iterator[collx.Communicator]:
     dist.destroy_process_group(group)
 
 
-def _selected(rank: Rank, made: Made) -> dict[str, tuple[str, int]]:
+@pytest.mark.worlds(2, 4)
+@pytest.mark.parametrize("made", [_of_init, _of_backend])
+@on_ranks
+def test_auto_takes_copy_engines_where_multiprocessors_are_left_alone(
+    rank: Rank, made: Made
+) -> None:
     ways: dict[str, dict[str, Any]] = {
         "symmetric": {"output_symmetric": True},
         "ordinary": {},
@@ -49,22 +54,15 @@ def _selected(rank: Rank, made: Made) -> dict[str, tuple[str, int]]:
             for way, given in ways.items():
                 explained = communicator.explain(op, **{"shape": (1 << 20,), **given})
                 found[f"{op}, {way}"] = (explained.algorithm, explained.blocks)
-    return found
+    for what, (algorithm, blocks) in found.items():
+        expected = what.endswith("symmetric") and not what.startswith("reducescatter")
+        assert (algorithm == "copy_engine") == expected, (what, algorithm)
+        assert blocks <= 16, (what, blocks)
 
 
 @pytest.mark.worlds(2, 4)
-@pytest.mark.parametrize("made", [_of_init, _of_backend])
-def test_auto_takes_copy_engines_where_multiprocessors_are_left_alone(
-    pool: Pool, made: Made
-) -> None:
-    for found in pool.run(_selected, made):
-        for what, (algorithm, blocks) in found.items():
-            expected = what.endswith("symmetric") and not what.startswith("reducescatter")
-            assert (algorithm == "copy_engine") == expected, (what, algorithm)
-            assert blocks <= 16, (what, blocks)
-
-
-def _beside_a_product(rank: Rank) -> list[str]:
+@on_ranks
+def test_results_beside_products(rank: Rank) -> list[str]:
     """Overlaps several posted calls with matrix products that fill the device."""
     communicator = rank.communicator("copy-engine-product")
     n = 1 << 20
@@ -85,11 +83,8 @@ def _beside_a_product(rank: Rank) -> list[str]:
 
 
 @pytest.mark.worlds(2, 4)
-def test_results_beside_products(pool: Pool) -> None:
-    assert pool.run(_beside_a_product) == [[]] * pool.size
-
-
-def _captures_and_posts(rank: Rank) -> None:
+@on_ranks
+def test_posted_calls_do_not_wait_for_a_barrier_outside_or_inside_a_capture(rank: Rank) -> None:
     """Posts in a capture after an eager call by copy engines, and outside after a captured one."""
     communicator = rank.communicator("copy-engine-captured")
     x, out = ones(rank), communicator.empty(1000 * rank.size)
@@ -114,11 +109,6 @@ def _captures_and_posts(rank: Rank) -> None:
     finish(communicator)
     assert bool((total == rank.size).all())
     assert bool((out == 1).all())
-
-
-@pytest.mark.worlds(2, 4)
-def test_posted_calls_do_not_wait_for_a_barrier_outside_or_inside_a_capture(pool: Pool) -> None:
-    pool.run(_captures_and_posts)
 
 
 def _gather_until_failure(rank: Rank, timeout: float) -> Attempt:

@@ -11,9 +11,9 @@ import torch
 
 import collx
 from collx._extension import extension
-from tests.common.attempt import Attempt, attempt, ones, works
+from tests.common.attempt import attempt, ones, works
 from tests.common.check import differences
-from tests.common.pool import Pool
+from tests.common.pool import Pool, on_ranks
 from tests.common.rank import Rank
 
 REMEMBERED = 1024  # expressions that a process caches before it drops all: csrc/ops/epilogue.cpp
@@ -92,21 +92,22 @@ def test_a_kernel_is_compiled_once_and_kept(pool: Pool, tmp_path: Path) -> None:
         assert any(found[call] == (1, 0) for found in ranks)
 
 
-def _unwritable(rank: Rank) -> tuple[str, tuple[int, int]]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_without_a_folder_to_keep_it_in(rank: Rank) -> None:
     os.environ["COLLX_CACHE_DIR"] = "/proc/none"
     before = _made()
     options = _scaled(rank, 1.75, group=rank.communicator())
     wrong = _wrong(rank, 1.75, collx.allreduce(**options))
     del os.environ["COLLX_CACHE_DIR"]
-    return wrong, _since(before)
+    assert (wrong, _since(before)) == ("", (1, 0))
 
 
 @pytest.mark.worlds(2)
-def test_without_a_folder_to_keep_it_in(pool: Pool) -> None:
-    assert pool.run(_unwritable) == [("", (1, 0))] * 2
-
-
-def _captured(rank: Rank) -> tuple[Attempt, bool, list[str], tuple[int, int]]:
+@on_ranks
+def test_a_capture_needs_a_kernel_that_is_loaded(rank: Rank) -> None:
+    """Without a loaded kernel, the capture is refused by name; after warm_up, replays compute new
+    results."""
     os.environ["COLLX_CACHE_DIR"] = ""
     communicator = rank.communicator()
     options = _scaled(rank, 2.5, group=communicator)
@@ -129,23 +130,19 @@ def _captured(rank: Rank) -> tuple[Attempt, bool, list[str], tuple[int, int]]:
         graph.replay()
         wrong.append(_wrong(rank, 2.5 * factor, out))
     del os.environ["COLLX_CACHE_DIR"]
-    return refused, well, wrong, made
+    assert refused.error == "RuntimeError"
+    for words in ("collx.allreduce", "not loaded", "collx.warm_up"):
+        assert words in refused.message
+    assert well
+    assert wrong == ["", ""]
+    assert made == (1, 0)
 
 
-@pytest.mark.worlds(2)
-def test_a_capture_needs_a_kernel_that_is_loaded(pool: Pool) -> None:
-    """Without a loaded kernel, the capture is refused by name; after warm_up, replays compute new
-    results."""
-    for refused, well, wrong, made in pool.run(_captured):
-        assert refused.error == "RuntimeError"
-        for words in ("collx.allreduce", "not loaded", "collx.warm_up"):
-            assert words in refused.message
-        assert well
-        assert wrong == ["", ""]
-        assert made == (1, 0)
-
-
-def _captured_norm(rank: Rank, algorithm: str) -> tuple[tuple[int, int], list[str]]:
+@pytest.mark.worlds(1, 2)
+@pytest.mark.parametrize("algorithm", ["auto", "twoshot_pull"])
+@on_ranks
+def test_a_norm_is_made_ready_and_captured(rank: Rank, algorithm: str) -> None:
+    """One kernel of each kind, and the kernel of a single rank."""
     os.environ["COLLX_CACHE_DIR"] = ""
     communicator = rank.communicator()
     x, weight = ones(rank, 96).view(4, 24), ones(rank, 24) * 3
@@ -168,20 +165,13 @@ def _captured_norm(rank: Rank, algorithm: str) -> tuple[tuple[int, int], list[st
         norm = torch.full((4, 24), 3.0 if value > 0 else -3.0)
         wrong.append(differences(out.cpu(), torch.relu(norm + torch.arange(24.0) - shift)))
     del os.environ["COLLX_CACHE_DIR"]
-    return made, wrong
+    assert made == (1, 0)
+    assert wrong == ["", ""]
 
 
-@pytest.mark.worlds(1, 2)
-@pytest.mark.parametrize("algorithm", ["auto", "twoshot_pull"])
-def test_a_norm_is_made_ready_and_captured(pool: Pool, algorithm: str) -> None:
-    """One kernel of each kind, and the kernel of a single rank."""
-    for made, wrong in pool.run(_captured_norm, algorithm):
-        assert made == (1, 0)
-        assert wrong == ["", ""]
-
-
-def _warmed(rank: Rank) -> tuple[tuple[int, int], tuple[int, int], list[str]]:
-    """Returns the kernels that warm_up made and those that later calls of other lengths made."""
+@pytest.mark.worlds(2)
+@on_ranks
+def test_warm_up_makes_calls_alike_ready(rank: Rank) -> None:
 
     def options(rows: int) -> dict[str, Any]:
         given = _scaled(rank, 3.5, group=rank.communicator(), axis=1)
@@ -197,22 +187,19 @@ def _warmed(rank: Rank) -> tuple[tuple[int, int], tuple[int, int], list[str]]:
     for rows in (4, 12):
         want = torch.full((rows, 24 // rank.size), total * 3.5 - 2)
         wrong.append(differences(collx.reducescatter(**options(rows)).cpu(), want))
-    return made, _since(before), wrong
-
-
-@pytest.mark.worlds(2)
-def test_warm_up_makes_calls_alike_ready(pool: Pool) -> None:
-    for made, later, wrong in pool.run(_warmed):
-        assert sum(made) == 1
-        assert later == (0, 0)
-        assert wrong == ["", ""]
+    later = _since(before)
+    assert sum(made) == 1
+    assert later == (0, 0)
+    assert wrong == ["", ""]
 
 
 def _scaled_by(v: torch.Tensor, number: float) -> torch.Tensor:
     return v * number + 0.8125
 
 
-def _numbers(rank: Rank) -> tuple[list[str], list[tuple[int, int]]]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_number_that_changes_compiles_nothing(rank: Rank) -> None:
     communicator = rank.communicator()
     x = ones(rank, 1000) * (rank.rank + 1)
     total = rank.size * (rank.size + 1) / 2
@@ -222,12 +209,7 @@ def _numbers(rank: Rank) -> tuple[list[str], list[tuple[int, int]]]:
         wrong.append(differences(got.cpu(), torch.full((1000,), total * number + 0.8125)))
         made.append(_since(before))
     communicator.raise_if_failed()
-    return [text for text in wrong if text], made
-
-
-@pytest.mark.worlds(2)
-def test_a_number_that_changes_compiles_nothing(pool: Pool) -> None:
-    for wrong, made in pool.run(_numbers):
-        assert wrong == []
-        assert sum(made[0]) <= 1  # another rank may have stored the kernel on disk
-        assert set(made) == {made[0]}
+    wrong = [text for text in wrong if text]
+    assert wrong == []
+    assert sum(made[0]) <= 1  # another rank may have stored the kernel on disk
+    assert set(made) == {made[0]}

@@ -11,9 +11,8 @@ import torch
 
 import collx
 from tests.common.attempt import Attempt, call_until_failure, finish, ones
-from tests.common.check import assert_none
 from tests.common.failures import assert_lost_rank_is_named
-from tests.common.pool import Pool
+from tests.common.pool import Pool, on_ranks
 from tests.common.rank import Rank
 from tests.common.suites.skew import delay
 
@@ -50,10 +49,25 @@ def calls_of(rank: Rank, communicator: Any, numel: int, dtype: torch.dtype, offs
     }
 
 
-def _same_bits(rank: Rank, numel: int, name: str, offset: int, graphs: bool) -> list[str]:
+@pytest.mark.worlds(2, 4)
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize(
+    ("numel", "dtype", "offset"),
+    [
+        (40, "bfloat16", 0),
+        (3 << 16, "bfloat16", 0),  # whole vectors
+        (100_003, "float32", 0),  # a tail
+        (70_001, "uint8", 1),  # misaligned
+        (1 << 20, "float64", 0),
+    ],
+)
+@on_ranks(deadline=120.0)
+def test_few_blocks_give_the_bits_of_all_blocks(
+    rank: Rank, numel: int, dtype: str, offset: int, graphs: bool
+) -> list[str]:
     communicator = rank.communicator("few-blocks")
     wrong = []
-    for op, call in calls_of(rank, communicator, numel, getattr(torch, name), offset).items():
+    for op, call in calls_of(rank, communicator, numel, getattr(torch, dtype), offset).items():
         wanted = call(0)
         finish(communicator)
         for blocks in BLOCKS:
@@ -69,29 +83,13 @@ def _same_bits(rank: Rank, numel: int, name: str, offset: int, graphs: bool) -> 
                 found = call(blocks)
             finish(communicator)
             if not torch.equal(found.view(torch.uint8), wanted.view(torch.uint8)):
-                wrong.append(f"{op} of {numel} {name} with {blocks} blocks")
+                wrong.append(f"{op} of {numel} {dtype} with {blocks} blocks")
     return wrong
 
 
 @pytest.mark.worlds(2, 4)
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize(
-    ("numel", "dtype", "offset"),
-    [
-        (40, "bfloat16", 0),
-        (3 << 16, "bfloat16", 0),  # whole vectors
-        (100_003, "float32", 0),  # a tail
-        (70_001, "uint8", 1),  # misaligned
-        (1 << 20, "float64", 0),
-    ],
-)
-def test_few_blocks_give_the_bits_of_all_blocks(
-    pool: Pool, numel: int, dtype: str, offset: int, graphs: bool
-) -> None:
-    assert_none(pool.run(_same_bits, numel, dtype, offset, graphs, deadline=120.0))
-
-
-def _one_rank_is_not_aligned(rank: Rank) -> list[str]:
+@on_ranks
+def test_one_rank_may_copy_in_bulk_and_another_one_by_threads(rank: Rank) -> list[str]:
     communicator = rank.communicator("few-blocks")
     numel, wrong = 1 << 18, []
     for other in range(rank.size):
@@ -104,11 +102,6 @@ def _one_rank_is_not_aligned(rank: Rank) -> list[str]:
             if not torch.equal(found, rank.size * values[1:]):
                 wrong.append(f"rank {other}, {blocks} blocks")
     return wrong
-
-
-@pytest.mark.worlds(2, 4)
-def test_one_rank_may_copy_in_bulk_and_another_one_by_threads(pool: Pool) -> None:
-    assert_none(pool.run(_one_rank_is_not_aligned))
 
 
 def _until_failure(rank: Rank, timeout: float, blocks: int, op: str) -> Attempt:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.common.attempt import finish
-from tests.common.pool import Pool
+from tests.common.pool import Pool, on_ranks
 from tests.common.rank import Rank
 
 SIZES = (300, 70_000, 9, 4_000_000)  # of graphs, in the order of their captures
@@ -101,7 +101,10 @@ class Layers(nn.Module):
         return whole
 
 
-def _callables(rank: Rank) -> list[str]:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_modules_become_graphs_with_their_backward_passes(rank: Rank) -> list[str]:
+    """torch.cuda.make_graphed_callables returns the bits of the module: results and gradients."""
     communicator = rank.communicator()
     plain = Layers(rank, communicator.name)
     graphed = copy.deepcopy(plain)
@@ -124,9 +127,3 @@ def _callables(rank: Rank) -> list[str]:
                 different.append(f"step {step}: {name}")
     finish(communicator)
     return different
-
-
-@pytest.mark.worlds(1, 2)
-def test_modules_become_graphs_with_their_backward_passes(pool: Pool) -> None:
-    """torch.cuda.make_graphed_callables returns the bits of the module: results and gradients."""
-    assert pool.run(_callables) == [[]] * pool.size

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import collx
-from tests.common.attempt import Attempt, allreduce, attempt, finish, ones
+from tests.common.attempt import allreduce, attempt, finish, ones
 from tests.common.calls import Call, Fields, Tensors, as_tuple, make, run_call
 from tests.common.check import arenas_of, bytes_of, cut
 from tests.common.norms import quantizes
 from tests.common.operators import NAMES, call_of, is_norm, kernels, random_call
-from tests.common.pool import Pool
+from tests.common.pool import Pool, on_ranks
 from tests.common.rank import Rank
 from tests.common.suites.skew import delay
 from tests.common.values import unequal
@@ -248,20 +248,17 @@ def test_ten_thousand_replays_of_all_reduces_are_right(pool: Pool, level: str) -
     assert wrong == [0] * pool.size
 
 
-def _two_graphs(rank: Rank) -> int:
+@pytest.mark.worlds(2, 4)
+@on_ranks
+def test_graphs_of_different_shapes_alternate(rank: Rank) -> None:
+    """Hazard 4: the layout of flags and slots does not depend on shapes."""
     communicator = rank.communicator()
     counting = Counting(rank, communicator)
     graphs = [counting.captured(calls) for calls in (REDUCTIONS[:2], REDUCTIONS[2:5])]
     for number in range(40):
         graphs[number * number % 3 % 2].replay()
     finish(communicator)
-    return int(counting.wrong)
-
-
-@pytest.mark.worlds(2, 4)
-def test_graphs_of_different_shapes_alternate(pool: Pool) -> None:
-    """Hazard 4: the layout of flags and slots does not depend on shapes."""
-    assert pool.run(_two_graphs) == [0] * pool.size
+    assert int(counting.wrong) == 0
 
 
 # --- Chains. Each one takes a source and a communicator, and makes calls that read what the
@@ -361,7 +358,11 @@ def test_each_call_waits_for_what_the_one_before_wrote(pool: Pool, which: str, l
 # --- The first calls in a capture, and calls that a capture refuses.
 
 
-def _capture_first(rank: Rank, op: str) -> list[int]:
+@pytest.mark.worlds(1, 2)
+@pytest.mark.parametrize("op", NAMES)
+@on_ranks
+def test_the_first_call_of_an_operator_may_be_captured(rank: Rank, op: str) -> None:
+    """Hazard 9: init loads every kernel, so nothing is compiled or loaded in a capture."""
     with rank.new_communicator("captured-first") as communicator:
         step = Static(rank, communicator, call_of(op, 120, rank.size, style="random"))
         graph = torch.cuda.CUDAGraph()
@@ -373,17 +374,13 @@ def _capture_first(rank: Rank, op: str) -> list[int]:
             graph.replay()
             finish(communicator)
             found.append(int(step.wrong(which)))
-        return found
+        assert found == [0, 0, 0]
 
 
-@pytest.mark.worlds(1, 2)
-@pytest.mark.parametrize("op", NAMES)
-def test_the_first_call_of_an_operator_may_be_captured(pool: Pool, op: str) -> None:
-    """Hazard 9: init loads every kernel, so nothing is compiled or loaded in a capture."""
-    assert pool.run(_capture_first, op) == [[0, 0, 0]] * pool.size
-
-
-def _fallback_captured(rank: Rank) -> tuple[dict[str, Attempt], bool]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_the_fallback_is_refused_in_a_capture(rank: Rank) -> None:
+    """The fallback waits on the host; the capture and the communicator remain usable."""
     communicator = rank.communicator()
     source = ones(rank)
     calls = [call_of(op, 36, rank.size, algorithm="fallback") for op in NAMES]
@@ -396,22 +393,18 @@ def _fallback_captured(rank: Rank) -> tuple[dict[str, Attempt], bool]:
         result = allreduce(communicator, source)
     graph.replay()
     finish(communicator)
-    return found, bool((result == rank.size).all())
+    assert set(found) == set(NAMES)
+    for op, refused in found.items():
+        assert refused.error == "NotImplementedError", (op, refused)
+        assert "fallback" in refused.message
+        assert "capture" in refused.message
+    assert (result == rank.size).all()
 
 
 @pytest.mark.worlds(2)
-def test_the_fallback_is_refused_in_a_capture(pool: Pool) -> None:
-    """The fallback waits on the host; the capture and the communicator remain usable."""
-    for found, fine in pool.run(_fallback_captured):
-        assert set(found) == set(NAMES)
-        for op, result in found.items():
-            assert result.error == "NotImplementedError", (op, result)
-            assert "fallback" in result.message
-            assert "capture" in result.message
-        assert fine
-
-
-def _meeting_captured(rank: Rank) -> tuple[list[Attempt], bool]:
+@on_ranks
+def test_what_meets_the_other_ranks_is_refused_in_a_capture(rank: Rank) -> None:
+    """The capture and the communicator remain usable."""
     communicator = rank.only_communicator("graphs")
     source, group = ones(rank), rank.fresh_group()
     graph = torch.cuda.CUDAGraph()
@@ -425,18 +418,12 @@ def _meeting_captured(rank: Rank) -> tuple[list[Attempt], bool]:
         result = allreduce(communicator, source)
     graph.replay()
     finish(communicator)
-    return found, bool((result == rank.size).all())
-
-
-@pytest.mark.worlds(2)
-def test_what_meets_the_other_ranks_is_refused_in_a_capture(pool: Pool) -> None:
-    """The capture and the communicator remain usable."""
-    for found, fine in pool.run(_meeting_captured):
-        assert [one.error for one in found] == ["NotImplementedError"] * 3, found
-        for one, call in zip(found, ("empty", "register", "init"), strict=True):
-            assert call in one.message
-            assert "before the capture" in one.message
-        assert fine
+    fine = bool((result == rank.size).all())
+    assert [one.error for one in found] == ["NotImplementedError"] * 3, found
+    for one, call in zip(found, ("empty", "register", "init"), strict=True):
+        assert call in one.message
+        assert "before the capture" in one.message
+    assert fine
 
 
 @pytest.mark.parametrize("op", NAMES)

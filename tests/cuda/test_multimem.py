@@ -37,7 +37,7 @@ from tests.common.multicast import (
 )
 from tests.common.norms import DTYPES as NORM_DTYPES
 from tests.common.norms import EPILOGUES, calls_of, modes_of, placements, sizes
-from tests.common.pool import Pool
+from tests.common.pool import Pool, on_ranks
 from tests.common.rank import Rank
 from tests.common.regions import BORDERS, past_the_wrap, run_on_poison
 from tests.common.sampling import pairs, sampled
@@ -214,7 +214,11 @@ def test_norms_larger_than_the_payload(pool: Pool, way: Way) -> None:
 # --- Order, failures, and explain().
 
 
-def _turns(rank: Rank, rounds: int) -> list[str]:
+@pytest.mark.worlds(2, 4)
+@on_ranks
+def test_barriers_of_both_kinds_take_turns(rank: Rank) -> list[str]:
+    """On the same flags: each kind adds to what the other kind has stored."""
+    rounds = 20 if rank.world.takes_turns else 200
     communicator = communicator_of(rank)
     others = ("oneshot_pull", "pull_push", "twoshot_push")
     calls = itertools.cycle([*WAYS, *(("allreduce", str(name)) for name in others)])
@@ -232,13 +236,11 @@ def _turns(rank: Rank, rounds: int) -> list[str]:
     return found
 
 
-@pytest.mark.worlds(2, 4)
-def test_barriers_of_both_kinds_take_turns(pool: Pool) -> None:
-    """On the same flags: each kind adds to what the other kind has stored."""
-    assert_none(pool.run(_turns, 20 if pool.takes_turns else 200))
-
-
-def _wrap(rank: Rank, border: int, rounds: int) -> list[str]:
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("border", BORDERS, ids=["unsigned", "signed"])
+@on_ranks
+def test_epochs_survive_the_wrap_around(rank: Rank, border: int) -> list[str]:
+    rounds = 3 if rank.world.takes_turns else 100
     calls = [
         call("float32", 700, way, seed=number % 5)
         for number in range(rounds)
@@ -246,12 +248,6 @@ def _wrap(rank: Rank, border: int, rounds: int) -> list[str]:
     ]
     with simulated():
         return past_the_wrap(rank, border, rounds, calls, run_call)
-
-
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize("border", BORDERS, ids=["unsigned", "signed"])
-def test_epochs_survive_the_wrap_around(pool: Pool, border: int) -> None:
-    assert_none(pool.run(_wrap, border, 3 if pool.takes_turns else 100))
 
 
 def _poisoned(rank: Rank, calls: list[Call]) -> list[str]:
@@ -269,7 +265,11 @@ def test_nothing_is_read_before_it_has_arrived(pool: Pool) -> None:
     assert_none(pool.run(_poisoned, calls))
 
 
-def _overwritten(rank: Rank, way: Way, symmetric: bool) -> list[str]:
+@pytest.mark.worlds(2, 4)
+@pytest.mark.parametrize("symmetric", [False, True])
+@each_way
+@on_ranks
+def test_input_may_be_overwritten_at_once(rank: Rank, way: Way, symmetric: bool) -> list[str]:
     """Overwrites each input at once, while another rank is late, and each result as soon as it has
     been read."""
     communicator = communicator_of(rank)
@@ -291,14 +291,13 @@ def _overwritten(rank: Rank, way: Way, symmetric: bool) -> list[str]:
     return [found for found in wrong if found]
 
 
-@pytest.mark.worlds(2, 4)
-@pytest.mark.parametrize("symmetric", [False, True])
-@each_way
-def test_input_may_be_overwritten_at_once(pool: Pool, way: Way, symmetric: bool) -> None:
-    assert_none(pool.run(_overwritten, way, symmetric))
-
-
-def _mapped(rank: Rank, op: str, shape: tuple[int, ...]) -> list[str]:
+@pytest.mark.skipif(HARDWARE, reason="of values whose sums are rounded")
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("op", ["allreduce", "reducescatter"])
+@on_ranks
+def test_epilogues(rank: Rank, op: str) -> list[str]:
+    """Compiled at run time with the same switch; each rank finishes its own output."""
+    shape = (33, 65)
     communicator = communicator_of(rank)
     wrong = []
     algorithms = ALGORITHMS if op == "allreduce" else ("multimem",)
@@ -325,15 +324,10 @@ def _mapped(rank: Rank, op: str, shape: tuple[int, ...]) -> list[str]:
     return wrong
 
 
-@pytest.mark.skipif(HARDWARE, reason="of values whose sums are rounded")
-@pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("op", ["allreduce", "reducescatter"])
-def test_epilogues(pool: Pool, op: str) -> None:
-    """Compiled at run time with the same switch; each rank finishes its own output."""
-    assert_none(pool.run(_mapped, op, (33, 65)))
-
-
-def _replayed(rank: Rank, replays: int) -> list[str]:
+@pytest.mark.worlds(2, 4)
+@on_ranks
+def test_every_replay_of_a_graph_is_right(rank: Rank) -> list[str]:
+    replays = 4 if rank.world.takes_turns else 100
     communicator, graph = communicator_of(rank), torch.cuda.CUDAGraph()
     with simulated():
         calls = [
@@ -357,11 +351,6 @@ def _replayed(rank: Rank, replays: int) -> list[str]:
             found = one.call.wrong_results(rank.size, rank.rank, made)
             wrong += [f"replay {number}: {one.call}: {found}"] if found else []
     return wrong
-
-
-@pytest.mark.worlds(2, 4)
-def test_every_replay_of_a_graph_is_right(pool: Pool) -> None:
-    assert_none(pool.run(_replayed, 4 if pool.takes_turns else 100))
 
 
 def _refused(rank: Rank, way: Way) -> tuple[dict[tuple[str, str], Attempt], bool]:
@@ -418,7 +407,11 @@ LARGE = 2 << 20  # elements of float32
 FEW_BLOCKS = 16  # up to this many blocks, calls of two ranks use lanes from a smaller size on
 
 
-def _told(rank: Rank) -> tuple[Any, ...]:
+@pytest.mark.worlds(2, 4)
+@on_ranks
+def test_auto_takes_it_where_any_order_will_do(rank: Rank) -> None:
+    """A switch does not add in the order of the ranks, and saves nothing between two ranks. Tensors
+    that are not symmetric are not copied to the region to use it."""
     communicator = communicator_of(rank)
     found = communicator.explain("allreduce", 1000, algorithm="multimem_twoshot")
 
@@ -433,39 +426,28 @@ def _told(rank: Rank) -> tuple[Any, ...]:
         free, staged = auto(), taken("allreduce", False)
         text = str(communicator.explain("allreduce", LARGE))
     few = communicator.explain("allreduce", LARGE).blocks <= FEW_BLOCKS
-    return (
-        few,
-        communicator.multicast_unavailable_reason,
-        found.executed_by,
-        str(found),
-        auto(),
-        free,
-        staged,
-        text,
-    )
+    none = communicator.multicast_unavailable_reason
+    runs = found.executed_by
+    said = str(found)
+    ordered = auto()
+    lanes = few and rank.size == 2
+    pushes, pulls = ("twoshot_lanes", "lanes") if lanes else ("twoshot_push", "staged")
+    assert none is None
+    assert runs == "multimem_twoshot"
+    assert "multicast  yes\n" in said
+    assert "multicast  yes, which may add in its own order\n" in text
+    assert (ordered["allreduce"], ordered["reduce"]) == (pushes, pulls)
+    some = rank.size > 2
+    assert free["allreduce"] == ("multimem_twoshot" if some else pushes)
+    assert free["reduce"] == ("multimem" if some else pulls)
+    assert staged == pushes
+    for op in ("reducescatter", "allgather"):
+        assert free[op] == ordered[op], op
 
 
-@pytest.mark.worlds(2, 4)
-def test_auto_takes_it_where_any_order_will_do(pool: Pool) -> None:
-    """A switch does not add in the order of the ranks, and saves nothing between two ranks. Tensors
-    that are not symmetric are not copied to the region to use it."""
-    for few, none, runs, said, ordered, free, staged, text in pool.run(_told):
-        lanes = few and pool.size == 2
-        pushes, pulls = ("twoshot_lanes", "lanes") if lanes else ("twoshot_push", "staged")
-        assert none is None
-        assert runs == "multimem_twoshot"
-        assert "multicast  yes\n" in said
-        assert "multicast  yes, which may add in its own order\n" in text
-        assert (ordered["allreduce"], ordered["reduce"]) == (pushes, pulls)
-        some = pool.size > 2
-        assert free["allreduce"] == ("multimem_twoshot" if some else pushes)
-        assert free["reduce"] == ("multimem" if some else pulls)
-        assert staged == pushes
-        for op in ("reducescatter", "allgather"):
-            assert free[op] == ordered[op], op
-
-
-def _deterministic(rank: Rank) -> tuple[str, list[Attempt]]:
+@pytest.mark.worlds(4)
+@on_ranks
+def test_deterministic_algorithms_keep_the_order_of_the_ranks(rank: Rank) -> None:
     communicator = communicator_of(rank)
     places = {"input_symmetric": True, "output_symmetric": True}
     x = ones(rank, 64, torch.float32)
@@ -479,17 +461,12 @@ def _deterministic(rank: Rank) -> tuple[str, list[Attempt]]:
     finally:
         torch.use_deterministic_algorithms(False)
     finish(communicator)
-    return taken, called
-
-
-@pytest.mark.worlds(4)
-def test_deterministic_algorithms_keep_the_order_of_the_ranks(pool: Pool) -> None:
-    for taken, (floats, integers) in pool.run(_deterministic):
-        assert taken == "twoshot_push"
-        assert floats.error == "RuntimeError"
-        assert "collx.allreduce" in floats.message
-        assert "multimem_oneshot" in floats.message
-        assert not integers.error, integers
+    floats, integers = called
+    assert taken == "twoshot_push"
+    assert floats.error == "RuntimeError"
+    assert "collx.allreduce" in floats.message
+    assert "multimem_oneshot" in floats.message
+    assert not integers.error, integers
 
 
 def _free(rank: Rank, timeout: float) -> tuple[list[str], Attempt]:
@@ -576,7 +553,9 @@ def test_calls_that_differ_are_a_mismatch(pool: Pool, checked: bool) -> None:
         assert found.error == "CollectiveMismatch", found
 
 
-def _checked(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_checked_mode_lets_equal_calls_pass(rank: Rank) -> list[str]:
     with simulated():
         communicator = rank.new_communicator("simulated-checked", check=True)
         made = [call("bfloat16", size, way) for way in WAYS for size in (9, 4000)]
@@ -586,12 +565,11 @@ def _checked(rank: Rank) -> list[str]:
     return [line for line in wrong if not line.endswith(": ")]
 
 
-@pytest.mark.worlds(2)
-def test_checked_mode_lets_equal_calls_pass(pool: Pool) -> None:
-    assert_none(pool.run(_checked))
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_multicast_that_fails_the_self_test_is_not_used(rank: Rank) -> None:
+    """No rank uses it, although the other ranks' data was right."""
 
-
-def _damaged(rank: Rank) -> tuple[str, bool, Attempt]:
     def run(setup: Any, original: Any) -> Any:
         found = original(setup)
         assert found is None
@@ -602,20 +580,16 @@ def _damaged(rank: Rank) -> tuple[str, bool, Attempt]:
     refused = attempt(lambda: allreduce(communicator, ones(rank), "multimem_oneshot"))
     found = communicator.multicast_unavailable_reason, works(rank, communicator), refused
     communicator.destroy()
-    return found
+    why, well, refused = found
+    assert well
+    assert f"failed in the self-test of rank {rank.size - 1}" in why
+    assert refused.error == "NotImplementedError"
+    assert "gave 1 in place of 2" in refused.message
 
 
 @pytest.mark.worlds(2, 3)
-def test_multicast_that_fails_the_self_test_is_not_used(pool: Pool) -> None:
-    """No rank uses it, although the other ranks' data was right."""
-    for why, well, refused in pool.run(_damaged):
-        assert well
-        assert f"failed in the self-test of rank {pool.size - 1}" in why
-        assert refused.error == "NotImplementedError"
-        assert "gave 1 in place of 2" in refused.message
-
-
-def _lacking(rank: Rank) -> tuple[str | None, bool]:
+@on_ranks
+def test_what_one_rank_lacks_none_uses(rank: Rank) -> None:
     lacks = "its GPU is of another age" if rank.rank == 0 else None
 
     def run(setup: Any, original: Any) -> Any:
@@ -626,9 +600,4 @@ def _lacking(rank: Rank) -> tuple[str | None, bool]:
         communicator = rank.new_communicator("simulated-lacking")
     found = communicator.multicast_unavailable_reason, works(rank, communicator)
     communicator.destroy()
-    return found
-
-
-@pytest.mark.worlds(2, 3)
-def test_what_one_rank_lacks_none_uses(pool: Pool) -> None:
-    assert pool.run(_lacking) == [("rank 0: its GPU is of another age", True)] * pool.size
+    assert found == ("rank 0: its GPU is of another age", True)

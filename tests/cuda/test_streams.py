@@ -13,14 +13,18 @@ import collx
 from collx._bootstrap import symmetric
 from tests.common.attempt import Attempt, allreduce, attempt, finish, ones
 from tests.common.limits import assert_in_time
-from tests.common.pool import Pool
+from tests.common.pool import Pool, on_ranks
 from tests.common.rank import Rank
 from tests.common.suites.skew import delay
 
 TIMEOUT = 5.0
 
 
-def _hopping(rank: Rank, rounds: int) -> list[int]:
+@pytest.mark.worlds(1, 2, 4)
+@on_ranks
+def test_one_communicator_follows_from_stream_to_stream(rank: Rank) -> list[int]:
+    """Hazard 1: the communicator orders its calls, although the program does not order streams."""
+    rounds = 12 if rank.world.takes_turns else 200
     communicator = rank.communicator()
     streams = [torch.cuda.Stream() for _ in range(3)]
     kept = []
@@ -35,12 +39,6 @@ def _hopping(rank: Rank, rounds: int) -> list[int]:
             kept.append((result, source, (number + 1) * rank.size))
     finish(communicator)
     return [int((result != want).sum()) for result, _, want in kept if bool((result != want).any())]
-
-
-@pytest.mark.worlds(1, 2, 4)
-def test_one_communicator_follows_from_stream_to_stream(pool: Pool) -> None:
-    """Hazard 1: the communicator orders its calls, although the program does not order streams."""
-    assert pool.run(_hopping, 12 if pool.takes_turns else 200) == [[]] * pool.size
 
 
 def _overwritten_memory(kind: str, number: int, times: int, answers: Any) -> None:
@@ -72,7 +70,12 @@ def test_new_memory_is_clear_before_anyone_writes_to_it(device: str) -> None:
     assert [answers.get() for _ in processes] == [0, 0, 0]
 
 
-def _crossed(rank: Rank, rounds: int) -> int:
+@pytest.mark.alone  # two kernels at once need much of a GPU
+@pytest.mark.worlds(2, 4)
+@on_ranks
+def test_two_communicators_on_two_streams_in_opposite_order(rank: Rank) -> None:
+    """Hazard 1: each has its own flags and blocks, so ranks may start them in any order."""
+    rounds = 5 if rank.world.takes_turns else 200
     options = {"max_blocks": 16}
     pair = [rank.new_communicator(name, **options) for name in ("left", "right")]
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
@@ -96,14 +99,7 @@ def _crossed(rank: Rank, rounds: int) -> int:
     answer = int(wrong)
     for communicator in pair:
         communicator.destroy()
-    return answer
-
-
-@pytest.mark.alone  # two kernels at once need much of a GPU
-@pytest.mark.worlds(2, 4)
-def test_two_communicators_on_two_streams_in_opposite_order(pool: Pool) -> None:
-    """Hazard 1: each has its own flags and blocks, so ranks may start them in any order."""
-    assert pool.run(_crossed, 5 if pool.takes_turns else 200) == [0] * pool.size
+    assert answer == 0
 
 
 def _large_calls(rank: Rank) -> dict[str, Callable[[Any], Any]]:
@@ -194,7 +190,10 @@ def test_replays_that_nobody_ordered_are_named(pool: Pool) -> None:
         assert_in_time(found, TIMEOUT)
 
 
-def _ordered(rank: Rank) -> bool:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_replays_that_are_ordered_are_no_overlap(rank: Rank) -> None:
+    """The control of the test above: the same graphs and streams, ordered."""
     communicator = rank.new_communicator("ordered", timeout=TIMEOUT)
     sources = [ones(rank, 500), ones(rank, 500)]
     graphs = [_captured(communicator, source) for source in sources]
@@ -208,16 +207,12 @@ def _ordered(rank: Rank) -> bool:
             graphs[number % 2].replay()
     finish(communicator)
     communicator.destroy()
-    return True
 
 
-@pytest.mark.worlds(2)
-def test_replays_that_are_ordered_are_no_overlap(pool: Pool) -> None:
-    """The control of the test above: the same graphs and streams, ordered."""
-    assert all(pool.run(_ordered))
-
-
-def _level_when_sharing(rank: Rank) -> tuple[str, str, str]:
+@pytest.mark.worlds(1)
+@on_ranks
+def test_early_release_needs_a_communicator_that_is_alone(rank: Rank) -> None:
+    """Dependents of a spinning kernel could occupy the place of another communicator's blocks."""
     first = rank.only_communicator("level-1", pdl="early")
     alone = first.explain("allreduce", 10).pdl
     second = rank.new_communicator("level-2", pdl="early")
@@ -225,10 +220,4 @@ def _level_when_sharing(rank: Rank) -> tuple[str, str, str]:
     second.destroy()
     again = first.explain("allreduce", 10).pdl
     rank.drop("level-1")
-    return alone, together, again
-
-
-@pytest.mark.worlds(1)
-def test_early_release_needs_a_communicator_that_is_alone(pool: Pool) -> None:
-    """Dependents of a spinning kernel could occupy the place of another communicator's blocks."""
-    assert pool.run(_level_when_sharing) == [("early", "end", "early")]
+    assert (alone, together, again) == ("early", "end", "early")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.common.attempt import Attempt, attempt, works
-from tests.common.pool import Pool
+from tests.common.pool import on_ranks
 from tests.common.rank import Rank
 
 
@@ -17,7 +17,12 @@ def _contexts() -> list[bool]:
     return [has_context(i) for i in range(torch.cuda.device_count())]
 
 
-def _watched(rank: Rank) -> tuple[list[bool], list[bool], list[Attempt]]:
+@pytest.mark.own_gpu
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_watchdog_leaves_other_devices_alone(rank: Rank) -> None:
+    """The thread's current device is the first one, which this rank does not use: a context there
+    would take hundreds of megabytes, and the copy would be of the wrong device."""
     communicator = rank.communicator()
     assert works(rank, communicator)
     found: list[Attempt] = []
@@ -25,15 +30,7 @@ def _watched(rank: Rank) -> tuple[list[bool], list[bool], list[Attempt]]:
     watchdog = threading.Thread(target=lambda: found.append(attempt(communicator.raise_if_failed)))
     watchdog.start()
     watchdog.join()
-    return before, _contexts(), found
-
-
-@pytest.mark.own_gpu
-@pytest.mark.worlds(2)
-def test_a_watchdog_leaves_other_devices_alone(pool: Pool) -> None:
-    """The thread's current device is the first one, which this rank does not use: a context there
-    would take hundreds of megabytes, and the copy would be of the wrong device."""
-    for rank, (before, after, found) in enumerate(pool.run(_watched)):
-        assert [result.error for result in found] == [""]
-        assert before == [other == rank for other in range(len(before))], "cannot tell anything"
-        assert after == before
+    after = _contexts()
+    assert [result.error for result in found] == [""]
+    assert before == [other == rank.rank for other in range(len(before))], "cannot tell anything"
+    assert after == before

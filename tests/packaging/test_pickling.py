@@ -12,7 +12,7 @@ import torch
 
 import collx
 from collx.nn import TensorParallelRMSNorm
-from tests.common.pool import Pool
+from tests.common.pool import on_ranks
 from tests.common.rank import Rank
 
 ERRORS = [
@@ -44,7 +44,9 @@ def test_a_norm_comes_back_with_its_weight() -> None:
         assert other.extra_repr() == norm.extra_repr()
 
 
-def _explain_and_refuse(rank: Rank) -> None:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_communicator_is_refused_and_its_explanation_is_not(rank: Rank) -> None:
     with collx.init(device="cpu", name="pickled") as communicator:
         explanation = communicator.explain("allreduce", 1024)
         assert again(explanation) == explanation
@@ -52,8 +54,3 @@ def _explain_and_refuse(rank: Rank) -> None:
         for refused in (communicator, communicator._native):
             with pytest.raises(TypeError, match=r"[Cc]ommunicator.*pickle|pickle.*Communicator"):
                 pickle.dumps(refused)
-
-
-@pytest.mark.worlds(2)
-def test_a_communicator_is_refused_and_its_explanation_is_not(pool: Pool) -> None:
-    pool.run(_explain_and_refuse)

@@ -21,9 +21,9 @@ import collx
 import collx.backend
 from collx import nn
 
-from ..attempt import Attempt, attempt, ones
+from ..attempt import attempt, ones
 from ..compiling import inductor, operators_in, through_pass
-from ..pool import Pool, on_ranks
+from ..pool import on_ranks
 from ..rank import TIMEOUT, Rank
 
 REDUCED = (torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.uint8)
@@ -372,9 +372,10 @@ def test_coalesced_calls(rank: Rank) -> None:
     dist.destroy_process_group(group)
 
 
-def _before_any_call(rank: Rank) -> tuple[list[str], list[Attempt]]:
-    """Uses new groups in ways other than torch.distributed. Returns the wrong results, and lookups
-    on one rank."""
+@pytest.mark.worlds(2)
+@on_ranks
+def test_functions_and_layers_create_the_communicator_as_collectives_do(rank: Rank) -> None:
+    """Uses new groups in ways other than torch.distributed, and looks groups up on one rank."""
     x = torch.ones(4, 8, device=rank.device)
 
     def layers(group: Any) -> Tensor:
@@ -416,18 +417,12 @@ def _before_any_call(rank: Rank) -> tuple[list[str], list[Attempt]]:
         if what != "mappings" and not collx.is_initialized(group):
             wrong.append(f"{what}: no communicator")
         dist.destroy_process_group(group)
-    return wrong, found
-
-
-@pytest.mark.worlds(2)
-def test_functions_and_layers_create_the_communicator_as_collectives_do(pool: Pool) -> None:
-    for rank, (wrong, found) in enumerate(pool.run(_before_any_call)):
-        assert wrong == []
-        assert len(found) == (14 if rank == 0 else 0)
-        for lookup, shape in zip(found[::2], found[1::2], strict=True):
-            assert lookup.error == shape.error == "ValueError"
-            assert 'the backend "collx" has not created a communicator' in lookup.message
-            assert "no communicator" in shape.message
+    assert wrong == []
+    assert len(found) == (14 if rank.rank == 0 else 0)
+    for lookup, shape in zip(found[::2], found[1::2], strict=True):
+        assert lookup.error == shape.error == "ValueError"
+        assert 'the backend "collx" has not created a communicator' in lookup.message
+        assert "no communicator" in shape.message
 
 
 @pytest.mark.worlds(1, 2)
@@ -447,7 +442,9 @@ def test_what_pytorch_calls_beside_collectives(rank: Rank) -> None:
     dist.destroy_process_group(group)
 
 
-def _residual_of_another_rank(rank: Rank) -> list[Attempt]:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_a_first_call_checks_what_depends_on_the_rank(rank: Rank) -> None:
     """The check of the residual needs the rank, which only the communicator knows."""
     x = torch.ones(2 * rank.size, 8, device=rank.device)
     one, weight = torch.ones(1, 8, device=rank.device), torch.ones(8, device=rank.device)
@@ -459,17 +456,13 @@ def _residual_of_another_rank(rank: Rank) -> list[Attempt]:
         for name in (group, group.group_name):
             found.append(attempt(partial(collx.reducescatter_rmsnorm, x, one, weight, 1e-6, name)))
         dist.destroy_process_group(group)
-    return found
+    assert [each.error for each in found] == ["ValueError"] * 4
+    assert all("residual: got shape [1, 8]" in each.message for each in found)
 
 
 @pytest.mark.worlds(1, 2)
-def test_a_first_call_checks_what_depends_on_the_rank(pool: Pool) -> None:
-    for found in pool.run(_residual_of_another_rank):
-        assert [each.error for each in found] == ["ValueError"] * 4
-        assert all("residual: got shape [1, 8]" in each.message for each in found)
-
-
-def _functional(rank: Rank) -> dict[str, Any]:
+@on_ranks
+def test_functional_collectives_and_the_functions_of_collx(rank: Rank) -> None:
     """PyTorch's functional collectives: eager, patched, and in a graph that collx rewrites."""
     group = group_of(rank)
     x = torch.full((8, 4), float(rank.rank), device=rank.device)
@@ -495,10 +488,4 @@ def _functional(rank: Rank) -> dict[str, Any]:
     found["rewritten"] = operators_in(graphs) == ["allreduce"]
     dist.destroy_process_group(group)
     found["gone"] = communicator.destroyed
-    return found
-
-
-@pytest.mark.worlds(1, 2)
-def test_functional_collectives_and_the_functions_of_collx(pool: Pool) -> None:
-    for found in pool.run(_functional):
-        assert all(found.values()), found
+    assert all(found.values()), found

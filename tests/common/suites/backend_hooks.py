@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 from ..attempt import Attempt, attempt, ones
 from ..limits import assert_in_time, timeout_now
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 from .backend import finish, group_of, until_known
 from .lifecycle import exit_codes
@@ -53,7 +53,10 @@ def _states(group: Any, seconds: float = 10.0) -> list[tuple[str, str, bool]]:
         time.sleep(0.01)
 
 
-def _every_way(rank: Rank) -> list[tuple[str, str, bool]]:
+@pytest.mark.own_gpu
+@pytest.mark.worlds(2)
+@on_ranks
+def test_the_flight_recorder_sees_every_call_complete(rank: Rank) -> None:
     group = group_of(rank)
     assert group.supports_completion_hooks
     assert group.supports_abort_hooks
@@ -76,21 +79,14 @@ def _every_way(rank: Rank) -> list[tuple[str, str, bool]]:
     rank.synchronize()
     found = _states(group)
     dist.destroy_process_group(group)
-    return found
-
-
-@pytest.mark.own_gpu
-@pytest.mark.worlds(2)
-def test_the_flight_recorder_sees_every_call_complete(pool: Pool) -> None:
-    inner = ["all_reduce"] if pool.world.device == "cpu" else []
+    inner = ["all_reduce"] if rank.device.type == "cpu" else []
     names = ["all_reduce"] * 4 + ["_all_gather_base", *inner, "p2p", "p2p", "all_reduce"]
-    for found in pool.run(_every_way):
-        assert len(found) == len(names), found
-        for (title, state, retired), name in zip(found, names, strict=True):
-            backend, _, op = title.partition(":")
-            assert backend == "collx"
-            assert op == name or (name == "p2p" and op.startswith(("send", "recv"))), title
-            assert (state, retired) == ("completed", True), found
+    assert len(found) == len(names), found
+    for (title, state, retired), name in zip(found, names, strict=True):
+        backend, _, op = title.partition(":")
+        assert backend == "collx"
+        assert op == name or (name == "p2p" and op.startswith(("send", "recv"))), title
+        assert (state, retired) == ("completed", True), found
 
 
 def _unfinished(rank: Rank, timeout: float) -> dict[str, Any]:
@@ -233,23 +229,20 @@ def test_the_flight_recorder_has_written_its_trace_when_a_failure_is_raised(
     assert second["state"] != "completed"
 
 
-def _memory(rank: Rank) -> list[dict[str, int]]:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_memory_stats_have_the_bytes_of_the_regions(rank: Rank) -> None:
     group = group_of(rank)
     backend = group._get_backend(rank.device)
     found = [backend.memory_stats()]
     dist.all_reduce(ones(rank), group=group)
     found.append(backend.memory_stats())
     dist.destroy_process_group(group)
-    return found
-
-
-@pytest.mark.worlds(1, 2)
-def test_memory_stats_have_the_bytes_of_the_regions(pool: Pool) -> None:
-    for before, after in pool.run(_memory):
-        assert set(before) == {"suspend", "suspended", "persist", "total"}
-        assert set(before.values()) == {0}
-        assert after["persist"] == after["total"] > 1 << 20
-        assert after["suspend"] == 0
+    before, after = found
+    assert set(before) == {"suspend", "suspended", "persist", "total"}
+    assert set(before.values()) == {0}
+    assert after["persist"] == after["total"] > 1 << 20
+    assert after["suspend"] == 0
 
 
 def _freely_registered(rank: Rank) -> Attempt:

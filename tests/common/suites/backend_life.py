@@ -40,12 +40,14 @@ def _sum(rank: Rank, group: Any, value: float = 1.0) -> bool:
     return bool((x == value * rank.size).all())
 
 
-def _opposite_orders(rank: Rank, seed: int) -> None:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_twelve_groups_used_and_destroyed_in_opposite_orders(rank: Rank) -> None:
     """Each rank posts to twelve groups in its own order and waits for them in another order."""
     groups = [group_of(rank) for _ in range(GROUPS)]
     for group in groups:
         assert _sum(rank, group)
-    mine = random.Random(seed + rank.rank)
+    mine = random.Random(5 + rank.rank)
     for turn in range(10):
         order = list(range(GROUPS))
         if turn % 2 == 0:
@@ -61,11 +63,6 @@ def _opposite_orders(rank: Rank, seed: int) -> None:
     order = list(range(GROUPS)) if rank.rank == 0 else list(range(GROUPS))[::-1]
     for i in order:
         dist.destroy_process_group(groups[i])
-
-
-@pytest.mark.worlds(2, 3)
-def test_twelve_groups_used_and_destroyed_in_opposite_orders(pool: Pool) -> None:
-    pool.run(_opposite_orders, 5)
 
 
 @pytest.mark.worlds(2)
@@ -311,7 +308,10 @@ def _set_timeout(rank: Rank, timeout: float) -> Attempt | None:
     return found
 
 
-def _beside_others(rank: Rank) -> dict[str, Any]:
+@pytest.mark.own_gpu
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_beside_communicators_and_groups_of_other_kinds(rank: Rank) -> None:
     """The group together with the program's own communicator for it, a group of another backend and
     subgroups created by a split."""
     group = group_of(rank)
@@ -358,17 +358,12 @@ def _beside_others(rank: Rank) -> dict[str, Any]:
     found["shut down"] = "shut down" in attempt(lambda: part.allreduce([z])).message
     dist.destroy_process_group(group)
     dist.destroy_process_group(gloo)
-    return found
+    assert all(found.values()), found
 
 
-@pytest.mark.own_gpu
-@pytest.mark.worlds(2, 3)
-def test_beside_communicators_and_groups_of_other_kinds(pool: Pool) -> None:
-    for found in pool.run(_beside_others):
-        assert all(found.values()), found
-
-
-def _shut_down_meanwhile(rank: Rank) -> tuple[Attempt, int]:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_a_first_call_beside_the_end_of_the_group_makes_no_communicator(rank: Rank) -> None:
     """One thread is about to create the group's communicator while another shuts the group down."""
     group = group_of(rank)
     before = len(collx.communicator.live())
@@ -390,18 +385,34 @@ def _shut_down_meanwhile(rank: Rank) -> tuple[Attempt, int]:
         left.set()
         thread.join()
     dist.destroy_process_group(group)
-    return found[0], len(collx.communicator.live()) - before
+    assert found[0].error == "ValueError", found
+    assert "has been shut down" in found[0].message
+    assert len(collx.communicator.live()) == before
 
 
-@pytest.mark.worlds(1, 2)
-def test_a_first_call_beside_the_end_of_the_group_makes_no_communicator(pool: Pool) -> None:
-    for found, made in pool.run(_shut_down_meanwhile):
-        assert found.error == "ValueError", found
-        assert "has been shut down" in found.message
-        assert made == 0
+WORDS = {
+    "options": ("TypeError", "collx.backend.Options"),
+    "unknown": ("TypeError", "blocks=3"),
+    "no bytes": ("ValueError", "payload_bytes: got 0"),
+    "negative bytes": ("ValueError", "payload_bytes: got -1"),
+    "no blocks": ("ValueError", "max_blocks: got 0"),
+    "negative blocks": ("ValueError", "max_blocks: got -2"),
+    "few bytes": ("ValueError", "payload_bytes: got 1"),
+    "device": ("ValueError", "cuda"),  # only on CUDA, if a rank sees several devices
+    "other device": ("ValueError", "cuda"),
+    "dtypes": ("ValueError", "got dtype Float"),
+    "meta output": ("ValueError", "meta"),
+    "meta": ("RuntimeError", "meta"),
+    "list": ("ValueError", "tensor_list"),
+    "rows": ("ValueError", "multiple of the group size"),
+    "contiguous": ("ValueError", "not contiguous"),
+    "after": ("", ""),
+}
 
 
-def _bad(rank: Rank) -> dict[str, Attempt]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_bad_input_is_refused_on_every_rank_and_the_group_works_on(rank: Rank) -> None:
     group = group_of(rank)
     assert _sum(rank, group)
     changed = collx.backend.Options()
@@ -452,37 +463,11 @@ def _bad(rank: Rank) -> dict[str, Attempt]:
         )
     dist.destroy_process_group(small)
     dist.destroy_process_group(group)
-    return found
-
-
-WORDS = {
-    "options": ("TypeError", "collx.backend.Options"),
-    "unknown": ("TypeError", "blocks=3"),
-    "no bytes": ("ValueError", "payload_bytes: got 0"),
-    "negative bytes": ("ValueError", "payload_bytes: got -1"),
-    "no blocks": ("ValueError", "max_blocks: got 0"),
-    "negative blocks": ("ValueError", "max_blocks: got -2"),
-    "few bytes": ("ValueError", "payload_bytes: got 1"),
-    "device": ("ValueError", "cuda"),  # only on CUDA, if a rank sees several devices
-    "other device": ("ValueError", "cuda"),
-    "dtypes": ("ValueError", "got dtype Float"),
-    "meta output": ("ValueError", "meta"),
-    "meta": ("RuntimeError", "meta"),
-    "list": ("ValueError", "tensor_list"),
-    "rows": ("ValueError", "multiple of the group size"),
-    "contiguous": ("ValueError", "not contiguous"),
-    "after": ("", ""),
-}
-
-
-@pytest.mark.worlds(2)
-def test_bad_input_is_refused_on_every_rank_and_the_group_works_on(pool: Pool) -> None:
-    for found in pool.run(_bad):
-        assert len(found) >= len(WORDS) - 2
-        for what, refusal in found.items():
-            error, words = WORDS[what]
-            assert refusal.error == error, (what, refusal)
-            assert words in refusal.message, (what, refusal)
+    assert len(found) >= len(WORDS) - 2
+    for what, refusal in found.items():
+        error, words = WORDS[what]
+        assert refusal.error == error, (what, refusal)
+        assert words in refusal.message, (what, refusal)
 
 
 def _lists_of_other_sizes(rank: Rank) -> list[Attempt]:
@@ -507,21 +492,17 @@ def test_tensors_of_a_list_have_the_size_of_the_other_argument(pool: Pool) -> No
         assert words in refusal.message
 
 
-def _versions(rank: Rank) -> Attempt:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_ranks_with_different_versions_are_told_so(rank: Rank) -> None:
     """Rank 1 reports another version of the library."""
     group = group_of(rank)
     other = mock.patch.object(steps, "version", return_value="0.0.0")
     with other if rank.rank == 1 else nullcontext():
         found = attempt(lambda: dist.all_reduce(ones(rank), group=group))
     dist.destroy_process_group(group)
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_ranks_with_different_versions_are_told_so(pool: Pool) -> None:
-    for found in pool.run(_versions):
-        assert found.error == "InitError", found
-        assert "version differs between the ranks" in found.message
+    assert found.error == "InitError", found
+    assert "version differs between the ranks" in found.message
 
 
 def _graph(rank: Rank) -> list[Attempt | bool]:

@@ -182,7 +182,9 @@ def test_what_does_not_fit_is_ordinary_memory_on_all_ranks(pool: Pool) -> None:
     assert pool.run(_budget, 1 << 20, pool.size - 1) == [[False] * 4] * pool.size
 
 
-def _full_later(rank: Rank) -> list[bool]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_rank_whose_memory_is_full_stops_the_growth_on_all_ranks(rank: Rank) -> None:
     group = group_of(rank)
     first = allocate(rank, group)
     full = mock.patch.object(symmetric, "allocate", side_effect=MemoryError("injected"))
@@ -191,12 +193,7 @@ def _full_later(rank: Rank) -> list[bool]:
     third, fourth = allocate(rank, group), allocate(rank, group, rank.size << 23)
     found = [is_symmetric(rank, group, tensor) for tensor in (first, second, third, fourth)]
     dist.destroy_process_group(group)
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_a_rank_whose_memory_is_full_stops_the_growth_on_all_ranks(pool: Pool) -> None:
-    assert pool.run(_full_later) == [[True, False, True, False]] * pool.size
+    assert found == [True, False, True, False]
 
 
 @pytest.mark.worlds(2)
@@ -213,22 +210,20 @@ def test_an_option_disables_it(rank: Rank) -> None:
     assert "symmetric_bytes" in refused.message, refused
 
 
-def _different_options(rank: Rank) -> Attempt:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_options_that_differ_are_named(rank: Rank) -> None:
     options = collx.backend.Options(symmetric_bytes=(1 + rank.rank) << 20)
     group = group_of(rank, pg_options=options)
     found = attempt(lambda: allocate(rank, group))
     dist.destroy_process_group(group)
-    return found
+    assert found.error == "CollectiveMismatch", found
+    assert "'symmetric_bytes': 1048576" in found.message, found
 
 
-@pytest.mark.worlds(2)
-def test_options_that_differ_are_named(pool: Pool) -> None:
-    for found in pool.run(_different_options):
-        assert found.error == "CollectiveMismatch", found
-        assert "'symmetric_bytes': 1048576" in found.message, found
-
-
-def _different_sizes(rank: Rank) -> Attempt:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_allocations_that_differ_are_refused_on_all_ranks(rank: Rank) -> None:
     group = group_of(rank)
     kept = [allocate(rank, group), allocate(rank, group, 100 + 1000 * rank.rank)]
     found = attempt(lambda: allocate(rank, group))
@@ -236,14 +231,8 @@ def _different_sizes(rank: Rank) -> Attempt:
     del kept
     rank.barrier()
     dist.destroy_process_group(group)
-    return found
-
-
-@pytest.mark.worlds(2, 3)
-def test_allocations_that_differ_are_refused_on_all_ranks(pool: Pool) -> None:
-    for found in pool.run(_different_sizes):
-        assert found.error == "CollectiveMismatch", found
-        assert "different sizes" in found.message, found
+    assert found.error == "CollectiveMismatch", found
+    assert "different sizes" in found.message, found
 
 
 def _one_never_allocates(

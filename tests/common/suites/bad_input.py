@@ -23,7 +23,7 @@ from ..collectives import OPS as ROWS_OF
 from ..norms import NAMES as NORMS
 from ..norms import quantizes, scatters
 from ..operators import NAMES, algorithms_of, name_in_errors
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 from ..refusals import Given, Ops, Wrong, assert_all_refused, dtype, value
 
@@ -215,7 +215,10 @@ def test_a_wrong_argument_is_refused_by_name(pool: Pool, what: str) -> None:
     assert_all_refused(pool, __name__, what)
 
 
-def _without_a_tensor(rank: Rank) -> dict[tuple[str, str], Attempt]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_none_instead_of_a_tensor_is_refused_by_name(rank: Rank) -> None:
+    """Every tensor of every overload. CUDA kernels would read a bias at address 0."""
     communicator = rank.communicator()
     found = {}
     for overload in overloads.all_overloads():
@@ -227,21 +230,17 @@ def _without_a_tensor(rank: Rank) -> dict[tuple[str, str], Attempt]:
                 lambda: overload(**{**given, name: None})  # noqa: B023
             )
     assert works(rank, communicator)
-    return found
+    for (overload, name), result in found.items():
+        op = overloads.name_in_errors(overload)
+        assert result.error == "TypeError", (overload, name, result)
+        assert f"collx.{op}: {name}: got None" in result.message, (overload, name, result)
 
 
-@pytest.mark.worlds(2)
-def test_none_instead_of_a_tensor_is_refused_by_name(pool: Pool) -> None:
-    """Every tensor of every overload. CUDA kernels would read a bias at address 0."""
-    for found in pool.run(_without_a_tensor):
-        for (overload, name), result in found.items():
-            op = overloads.name_in_errors(overload)
-            assert result.error == "TypeError", (overload, name, result)
-            assert f"collx.{op}: {name}: got None" in result.message, (overload, name, result)
-
-
-def _one_refused(rank: Rank) -> dict[str, tuple[Attempt, str]]:
-    """Only rank 0 is refused. It then makes the valid call, for which the others have waited."""
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_a_refusal_on_one_rank_keeps_it_in_step(rank: Rank) -> None:
+    """The refused call was neither launched nor counted. Only rank 0 is refused. It then makes the
+    valid call, for which the others have waited."""
     found = {}
     for op in NAMES:
         first, given = Attempt("", "", 0.0), Given(rank, op)
@@ -249,16 +248,9 @@ def _one_refused(rank: Rank) -> dict[str, tuple[Attempt, str]]:
             wrong = given.spoiled(WRONG["negative max_blocks"])
             first = attempt(lambda: given.call.overload("functional")(**wrong))  # noqa: B023
         found[op] = first, run_call(rank, rank.communicator(), given.call)
-    return found
-
-
-@pytest.mark.worlds(2, 3)
-def test_a_refusal_on_one_rank_keeps_it_in_step(pool: Pool) -> None:
-    """The refused call was neither launched nor counted."""
-    for rank, found in enumerate(pool.run(_one_refused)):
-        for op, (first, wrong) in found.items():
-            assert first.error == ("" if rank else "ValueError"), (op, first)
-            assert wrong == "", op
+    for op, (first, differs) in found.items():
+        assert first.error == ("" if rank.rank else "ValueError"), (op, first)
+        assert differs == "", op
 
 
 def _input_elsewhere(rank: Rank) -> dict[str, Attempt]:
@@ -285,7 +277,10 @@ def test_an_input_on_another_device_is_refused(pool: Pool) -> None:
             assert "got a tensor on" in result.message, (op, result)
 
 
-def _refused_by_python(rank: Rank) -> dict[str, Attempt]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_python_functions_refuse_as_their_operators_do(rank: Rank) -> None:
+    """An unknown communicator and a missing argument raise the same error as in the operators."""
     communicator = rank.communicator()
     found = {"barrier": attempt(lambda: collx.barrier(NOWHERE))}
     forms = [(op, "python") for op in NAMES] + [(op, "python_inplace") for op in IN_PLACE]
@@ -309,15 +304,8 @@ def _refused_by_python(rank: Rank) -> dict[str, Attempt]:
         function = collx.alltoallv
         found[what] = attempt(lambda: function(tensor, group=communicator, **options))  # noqa: B023
     assert works(rank, communicator)
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_python_functions_refuse_as_their_operators_do(pool: Pool) -> None:
-    """An unknown communicator and a missing argument raise the same error as in the operators."""
-    for found in pool.run(_refused_by_python):
-        for name, result in found.items():
-            assert result.error == "ValueError", (name, result)
-            missing = name.rpartition(", ")[2]
-            word = missing if missing in ("output_splits", "device_splits", "capacity") else NOWHERE
-            assert word in result.message, (name, result)
+    for name, result in found.items():
+        assert result.error == "ValueError", (name, result)
+        missing = name.rpartition(", ")[2]
+        word = missing if missing in ("output_splits", "device_splits", "capacity") else NOWHERE
+        assert word in result.message, (name, result)

@@ -11,7 +11,7 @@ import torch
 
 from ..attempt import Attempt, attempt, finish, in_a_child, ones, works
 from ..limits import timeout_now
-from ..pool import Pool, Pools
+from ..pool import Pool, Pools, on_ranks
 from ..rank import Rank
 from ..worlds import World, gpu_count
 
@@ -32,25 +32,24 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-def _refused(rank: Rank, what: str) -> Attempt:
+@pytest.mark.worlds(1, 2)
+@pytest.mark.parametrize("what", sorted(WRONG))
+@on_ranks
+def test_a_wrong_option_of_init_is_refused(rank: Rank, what: str) -> None:
+    """init names the option, its value and the accepted values on all ranks. A communicator name
+    in use is refused, because names identify communicators."""
     options = {"key": "options", **WRONG[what][0]}
     communicator = rank.communicator()
     found = attempt(lambda: rank.new_communicator(**options))
     assert works(rank, communicator)
-    return found
+    assert found.error == "ValueError", found
+    assert all(word in found.message for word in WRONG[what][1]), found
 
 
 @pytest.mark.worlds(1, 2)
-@pytest.mark.parametrize("what", sorted(WRONG))
-def test_a_wrong_option_of_init_is_refused(pool: Pool, what: str) -> None:
-    """init names the option, its value and the accepted values on all ranks. A communicator name
-    in use is refused, because names identify communicators."""
-    for found in pool.run(_refused, what):
-        assert found.error == "ValueError", found
-        assert all(word in found.message for word in WRONG[what][1]), found
-
-
-def _with_variable(rank: Rank, variable: str) -> Attempt:
+@pytest.mark.parametrize("variable", ["COLLX_CHECK", "COLLX_NO_CLUSTERS"])
+@on_ranks
+def test_a_variable_that_is_neither_0_nor_1_is_refused(rank: Rank, variable: str) -> None:
     communicator = rank.communicator()
     os.environ[variable] = "yes"
     try:
@@ -58,15 +57,8 @@ def _with_variable(rank: Rank, variable: str) -> Attempt:
     finally:
         del os.environ[variable]
     assert works(rank, communicator)
-    return found
-
-
-@pytest.mark.worlds(1, 2)
-@pytest.mark.parametrize("variable", ["COLLX_CHECK", "COLLX_NO_CLUSTERS"])
-def test_a_variable_that_is_neither_0_nor_1_is_refused(pool: Pool, variable: str) -> None:
-    for found in pool.run(_with_variable, variable):
-        assert found.error == "ValueError", found
-        assert f"environment variable {variable}: got 'yes'; accepted: 0, 1" in found.message
+    assert found.error == "ValueError", found
+    assert f"environment variable {variable}: got 'yes'; accepted: 0, 1" in found.message
 
 
 def _on_no_device(rank: Rank) -> Attempt:
@@ -102,7 +94,11 @@ def test_too_many_ranks_are_refused(pools: Pools, device: str) -> None:
         crowd.kill()
 
 
-def _forked(rank: Rank) -> list[str]:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_init_and_calls_in_a_forked_child_are_refused(rank: Rank) -> None:
+    """Hazard 24: a child shares memory and sockets with its parent. It refuses by name, and
+    destroying the communicator in the child does not affect the parent's."""
     communicator = rank.communicator()
     tensor = torch.ones(4)
     found = [in_a_child(lambda: rank.new_communicator("forked", timeout=2.0))]
@@ -112,21 +108,14 @@ def _forked(rank: Rank) -> list[str]:
         found.append(in_a_child(communicator.destroy))
     rank.barrier()
     assert works(rank, communicator)
-    return found
-
-
-@pytest.mark.worlds(1, 2)
-def test_init_and_calls_in_a_forked_child_are_refused(pool: Pool) -> None:
-    """Hazard 24: a child shares memory and sockets with its parent. It refuses by name, and
-    destroying the communicator in the child does not affect the parent's."""
-    for init, *others in pool.run(_forked):
-        assert init.split(":")[0] == "ValueError", init
-        assert "fork" in init
-        if others:
-            call, destroy = others
-            assert call.split(":")[0] == "RuntimeError", call
-            assert "fork" in call
-            assert destroy == ": ", destroy
+    init, *others = found
+    assert init.split(":")[0] == "ValueError", init
+    assert "fork" in init
+    if others:
+        call, destroy = others
+        assert call.split(":")[0] == "RuntimeError", call
+        assert "fork" in call
+        assert destroy == ": ", destroy
 
 
 def _only_one_refuses(rank: Rank, timeout: float) -> tuple[Attempt, Attempt]:

@@ -13,7 +13,7 @@ from ..calls import Fields, Prepared
 from ..check import bytes_around
 from ..collectives import WITH_SPLITS, Call
 from ..limits import assert_in_time, timeout_now
-from ..pool import Pool, some_stand_for_all
+from ..pool import Pool, on_ranks, some_stand_for_all
 from ..rank import Rank
 from ..refusals import Given, Wrong, assert_all_refused, assert_refused, dtype, value
 
@@ -130,22 +130,18 @@ def test_wrong_splits_are_refused_by_name(pool: Pool, what: str) -> None:
     assert_all_refused(pool, __name__, what)
 
 
-def _splits_on_meta(rank: Rank) -> dict[str, Attempt]:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_wrong_splits_are_refused_on_meta_tensors(rank: Rank) -> None:
     found = {}
     for what in SPLITS:
         given = Given(rank, "alltoallv")
         arguments = given.spoiled(WRONG[what])
         arguments["input"] = arguments["input"].to("meta")
         found[what] = attempt(lambda: given.call.overload("functional")(**arguments))  # noqa: B023
-    return found
-
-
-@pytest.mark.worlds(2, 3)
-def test_wrong_splits_are_refused_on_meta_tensors(pool: Pool) -> None:
-    for found in pool.run(_splits_on_meta):
-        assert len(found) > 7
-        for what, result in found.items():
-            assert_refused("alltoallv", WRONG[what], result)
+    assert len(found) > 7
+    for what, result in found.items():
+        assert_refused("alltoallv", WRONG[what], result)
 
 
 # Splits that only the device knows: the last rank's splits for the first ranks, and the number of

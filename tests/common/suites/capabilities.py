@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ..attempt import works
-from ..pool import Pool
+from ..pool import on_ranks
 from ..rank import Rank
 from .voting import instead_of_step
 
@@ -20,7 +20,10 @@ def _without(name: str) -> Callable[[Any, Callable[[Any], Any]], Any]:
     return lambda setup, original: {**original(setup), name: 0}
 
 
-def _levels(rank: Rank) -> tuple[bool, list[str]]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_dependent_launch_is_off_unless_all_ranks_have_it(rank: Rank) -> None:
+    """Hazard 5: the last rank's device lacks it, so no rank uses it, whatever is requested."""
     poor = rank.rank == rank.size - 1
     with instead_of_step("blocks", _without("dependent launch")) if poor else nullcontext():
         communicator = rank.new_communicator("no-dependent-launch", pdl="end")
@@ -29,10 +32,4 @@ def _levels(rank: Rank) -> tuple[bool, list[str]]:
         found.append(communicator.explain("allreduce", 1000).pdl)
     fine = works(rank, communicator)
     communicator.destroy()
-    return fine, found
-
-
-@pytest.mark.worlds(2)
-def test_dependent_launch_is_off_unless_all_ranks_have_it(pool: Pool) -> None:
-    """Hazard 5: the last rank's device lacks it, so no rank uses it, whatever is requested."""
-    assert pool.run(_levels) == [(True, ["off", "off"])] * pool.size
+    assert (fine, found) == (True, ["off", "off"])

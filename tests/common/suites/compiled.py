@@ -15,12 +15,12 @@ from torch.utils.checkpoint import checkpoint
 import collx
 
 from .. import collectives
-from ..attempt import Attempt, attempt
+from ..attempt import attempt
 from ..calls import Fields
 from ..check import differences
-from ..compiling import code_of, inductor, require_compiler
+from ..compiling import code_of, inductor, needs_compiler
 from ..operators import call_of
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 from ..shares import own_part
 from . import tracing
@@ -126,10 +126,10 @@ def _without(marks: str) -> Iterator[None]:
 
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@needs_compiler
 def test_every_call_is_kept_in_its_order(pool: Pool, training: bool) -> None:
     """Hazard 26: 20 calls, some of which a compiler would drop, merge or reorder. Each rank
     compiles for itself, with different shapes."""
-    require_compiler()
     found = pool.run(_compiled, training, deadline=400.0)
     for rank in found:
         assert rank.kept[0] == expected()
@@ -144,25 +144,29 @@ def test_every_call_is_kept_in_its_order(pool: Pool, training: bool) -> None:
 
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("unmarked", ["token", "token lowering"])
+@needs_compiler
 def test_without_a_token_calls_are_lost(pool: Pool, unmarked: str) -> None:
     """The control: Inductor's node alone takes effect too late, and having neither mark is
     worse."""
-    require_compiler()
     for rank in pool.run(_compiled, False, unmarked, deadline=400.0):
         assert len(rank.kept[0]) < len(expected())
 
 
 @pytest.mark.worlds(2)
 @pytest.mark.skipif(torch.__version__ >= "2.15", reason="there the token keeps the order by itself")
+@needs_compiler
 def test_without_a_lowering_calls_change_their_places(pool: Pool) -> None:
     """The control: the token alone does not constrain Inductor's scheduler."""
-    require_compiler()
     for rank in pool.run(_compiled, False, "lowering", deadline=400.0):
         assert sorted(rank.kept[0]) == sorted(expected())
         assert rank.kept[0] != expected()
 
 
-def _writing(rank: Rank) -> tuple[list[str], list[str], list[str]]:
+@pytest.mark.worlds(2)
+@needs_compiler
+@on_ranks(deadline=400.0)
+def test_forms_that_write_keep_their_place(rank: Rank) -> None:
+    """They cannot have a token: the functional form is traced instead."""
     forms = [(op, form) for op in collectives.NAMES for form in tracing.forms(op)[1:]]
 
     def calls() -> list[Fields]:
@@ -183,24 +187,19 @@ def _writing(rank: Rank) -> tuple[list[str], list[str], list[str]]:
         _, kept = code_of(torch.compile(program, fullgraph=True), given)
     pairs = [pytree.arg_tree_leaves(found) for found in (given, eager)]
     tensors = [(a, b) for a, b in zip(*pairs, strict=True) if isinstance(a, torch.Tensor)]
-    return (
-        [collectives.OPS[op].packet for op, _ in forms],
-        kept[0],
-        [differences(a.cpu(), b.cpu()) for a, b in tensors],
-    )
+    called = [collectives.OPS[op].packet for op, _ in forms]
+    wrong = [differences(a.cpu(), b.cpu()) for a, b in tensors]
+    assert kept[0] == called
+    assert len(wrong) > len(called)
+    assert not any(wrong)
 
 
 @pytest.mark.worlds(2)
-def test_forms_that_write_keep_their_place(pool: Pool) -> None:
-    """They cannot have a token: the functional form is traced instead."""
-    require_compiler()
-    for called, kept, wrong in pool.run(_writing, deadline=400.0):
-        assert kept == called
-        assert len(wrong) > len(called)
-        assert not any(wrong)
-
-
-def _checkpointed(rank: Rank) -> tuple[list[str], list[list[str]]]:
+@needs_compiler
+@on_ranks(deadline=300.0)
+def test_checkpoints_do_not_call_again(rank: Rank) -> None:
+    """Activation checkpointing does not recompute collectives in the backward pass: it keeps their
+    results."""
     name = rank.communicator().name
 
     def block(x: torch.Tensor) -> torch.Tensor:
@@ -221,20 +220,18 @@ def _checkpointed(rank: Rank) -> tuple[list[str], list[list[str]]]:
         assert x.grad is not None
         found.append((result[0].detach().cpu(), x.grad.cpu(), kept))
     (a, b, kept), (c, d, _) = found
-    return [differences(a, c), differences(b, d)], kept
+    wrong = [differences(a, c), differences(b, d)]
+    assert wrong == ["", ""]
+    assert kept == [["reduce", "allreduce", "allreduce"], ["allreduce", "allreduce"]]
 
 
 @pytest.mark.worlds(2)
-def test_checkpoints_do_not_call_again(pool: Pool) -> None:
-    """Activation checkpointing does not recompute collectives in the backward pass: it keeps their
-    results."""
-    require_compiler()
-    for wrong, kept in pool.run(_checkpointed, deadline=300.0):
-        assert wrong == ["", ""]
-        assert kept == [["reduce", "allreduce", "allreduce"], ["allreduce", "allreduce"]]
+@needs_compiler
+@on_ranks(deadline=300.0)
+def test_a_communicator_that_is_not_there_is_named(rank: Rank) -> None:
+    """Before init, and after destroy, when the code is already compiled. Dynamo wraps an error that
+    occurs during tracing in its own exception."""
 
-
-def _too_early_and_too_late(rank: Rank) -> list[Attempt]:
     def program(x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = torch.ops.collx.allreduce(x, "sum", "test-life")
         return found
@@ -254,23 +251,18 @@ def _too_early_and_too_late(rank: Rank) -> list[Attempt]:
         found.append(attempt(lambda: compiled(x)))
         with rank.new_communicator("life"):
             found.append(attempt(lambda: compiled(x)))
-    return found
+    traced, early, right, late, again = found
+    assert 'no communicator "test-life"' in traced.message, traced
+    for refused in (early, late):
+        assert refused.error in ("ValueError", "CommunicatorPoisoned"), refused
+        assert "test-life" in refused.message, refused
+    assert right.error == again.error == ""
 
 
 @pytest.mark.worlds(2)
-def test_a_communicator_that_is_not_there_is_named(pool: Pool) -> None:
-    """Before init, and after destroy, when the code is already compiled. Dynamo wraps an error that
-    occurs during tracing in its own exception."""
-    require_compiler()
-    for traced, early, right, late, again in pool.run(_too_early_and_too_late, deadline=300.0):
-        assert 'no communicator "test-life"' in traced.message, traced
-        for refused in (early, late):
-            assert refused.error in ("ValueError", "CommunicatorPoisoned"), refused
-            assert "test-life" in refused.message, refused
-        assert right.error == again.error == ""
-
-
-def _differently(rank: Rank) -> Attempt:
+@needs_compiler
+@on_ranks(deadline=300.0)
+def test_ranks_that_compile_different_code_are_told(rank: Rank) -> None:
     reduce_op = "sum" if rank.rank else "max"
     communicator = rank.new_communicator("differently", check=True, timeout=5.0)
     name = communicator.name
@@ -286,17 +278,14 @@ def _differently(rank: Rank) -> Attempt:
     with inductor():
         found = attempt(run)
     communicator.destroy()
-    return found
+    assert found.error == "CollectiveMismatch", found
 
 
 @pytest.mark.worlds(2)
-def test_ranks_that_compile_different_code_are_told(pool: Pool) -> None:
-    require_compiler()
-    for found in pool.run(_differently, deadline=300.0):
-        assert found.error == "CollectiveMismatch", found
-
-
-def _of_any_length(rank: Rank) -> list[str]:
+@needs_compiler
+@on_ranks(deadline=500.0)
+def test_compiled_code_takes_tensors_of_any_length(rank: Rank) -> None:
+    """For some lengths the ranks' parts differ in size, which may need another program."""
     ops, name, size = torch.ops.collx, rank.communicator().name, rank.size
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -310,11 +299,4 @@ def _of_any_length(rank: Rank) -> list[str]:
         for rows in (4, 8, 7, 1, 9, 4):
             x = torch.arange(3.0 * rows, device=rank.device).view(rows, 3) + rank.rank
             wrong.append(differences(compiled(x).cpu(), function(x).cpu()))
-    return wrong
-
-
-@pytest.mark.worlds(2)
-def test_compiled_code_takes_tensors_of_any_length(pool: Pool) -> None:
-    """For some lengths the ranks' parts differ in size, which may need another program."""
-    require_compiler()
-    assert pool.run(_of_any_length, deadline=500.0) == [[""] * 6] * 2
+    assert wrong == [""] * 6

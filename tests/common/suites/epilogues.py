@@ -19,7 +19,7 @@ from collx.epilogues import expression_of
 from ..attempt import Attempt, attempt, finish, ones, works
 from ..calls import run_calls
 from ..check import assert_none, differences
-from ..compiling import inductor, require_compiler
+from ..compiling import inductor, needs_compiler
 from ..epilogues import (
     CASES,
     LIES,
@@ -38,7 +38,7 @@ from ..expressions import (
     wrong_random_functions,
 )
 from ..opcheck import PASSED, opcheck
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 
 COUNT = {1: 60, 2: 200, 3: 60, 4: 60, 8: 20, 16: 10}
@@ -100,7 +100,9 @@ def test_symmetric_tensors(pool: Pool, op: str, shape: tuple[int, ...]) -> None:
     assert_none(pool.run(run_calls, calls))
 
 
-def _off_by_one(rank: Rank) -> list[str]:
+@pytest.mark.worlds(1, 2, 4)
+@on_ranks
+def test_results_that_are_not_aligned(rank: Rank) -> list[str]:
     """The output and the value are contiguous but start at the second element of their memory."""
     name, wrong = rank.communicator().name, []
     text = expression_of("allreduce", bias_relu, torch.float32, 1)
@@ -118,12 +120,10 @@ def _off_by_one(rank: Rank) -> list[str]:
     return [each for each in wrong if each]
 
 
-@pytest.mark.worlds(1, 2, 4)
-def test_results_that_are_not_aligned(pool: Pool) -> None:
-    assert_none(pool.run(_off_by_one))
-
-
-def _strided_extra(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_an_extra_with_holes_does_not_overlap_a_symmetric_output(rank: Rank) -> list[str]:
+    """An algorithm that needs a symmetric output stores the reduced elements there."""
     communicator = rank.communicator()
     x, out = (collx.empty(8, 64, dtype=torch.float32, group=communicator) for _ in range(2))
     extra = torch.arange(128.0, device=rank.device).expand(8, 128)[:, ::2]
@@ -134,13 +134,11 @@ def _strided_extra(rank: Rank) -> list[str]:
     return [wrong] if wrong else []
 
 
-@pytest.mark.worlds(2)
-def test_an_extra_with_holes_does_not_overlap_a_symmetric_output(pool: Pool) -> None:
-    """An algorithm that needs a symmetric output stores the reduced elements there."""
-    assert_none(pool.run(_strided_extra))
-
-
-def _extra_in_the_output(rank: Rank) -> list[str]:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_an_extra_that_is_a_repeated_row_of_the_output_is_read_before_it_is_written(
+    rank: Rank,
+) -> list[str]:
     x, out = ones(rank, 64).view(8, 8), torch.arange(64.0, device=rank.device).view(8, 8)
     row = out[:1].expand(8, 8)
     want = row.cpu() + rank.size
@@ -149,24 +147,14 @@ def _extra_in_the_output(rank: Rank) -> list[str]:
     return [wrong] if wrong else []
 
 
-@pytest.mark.worlds(1, 2)
-def test_an_extra_that_is_a_repeated_row_of_the_output_is_read_before_it_is_written(
-    pool: Pool,
-) -> None:
-    assert_none(pool.run(_extra_in_the_output))
-
-
-def _checked(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_checked_mode_lets_equal_epilogues_pass(rank: Rank) -> list[str]:
+    """The extras, which differ between ranks, are not compared."""
     rank.communicator("checked-epilogues", check=True)
     found = run_calls(rank, random_calls(10, 8, algorithms), "checked-epilogues")
     rank.drop("checked-epilogues")
     return found
-
-
-@pytest.mark.worlds(2)
-def test_checked_mode_lets_equal_epilogues_pass(pool: Pool) -> None:
-    """The extras, which differ between ranks, are not compared."""
-    assert_none(pool.run(_checked))
 
 
 def _applied_by(rank: Rank) -> Apply:
@@ -198,7 +186,9 @@ def test_random_functions_have_the_bits_of_the_function(pool: Pool, dtype: str, 
     assert_none(pool.run(_random_functions, dtype, count))
 
 
-def _errors(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_transcendental_functions_are_within_their_bounds(rank: Rank) -> list[str]:
     apply, wrong = _applied_by(rank), []
     for dtype in (torch.float32, torch.float64):
         for name in REAL:
@@ -210,11 +200,10 @@ def _errors(rank: Rank) -> list[str]:
 
 
 @pytest.mark.worlds(2)
-def test_transcendental_functions_are_within_their_bounds(pool: Pool) -> None:
-    assert_none(pool.run(_errors))
-
-
-def _written_alike(rank: Rank) -> tuple[str, int]:
+@on_ranks
+def test_a_function_that_is_written_alike_is_traced_once(rank: Rank) -> None:
+    """Each evaluation of a lambda creates a new object, but only a different closure value makes
+    another function."""
     communicator = rank.communicator()
     x, results = ones(rank, 9), []
     before = len(epilogues._texts)
@@ -223,19 +212,14 @@ def _written_alike(rank: Rank) -> tuple[str, int]:
         results.append(y.cpu())
     total = collx.allreduce(x, group=communicator).cpu()
     wrong = differences(results[1], total * 2.0) or differences(results[2], total * 3.0)
-    return wrong, len(epilogues._texts) - before
+    assert (wrong, len(epilogues._texts) - before) == ("", 2)
 
 
 @pytest.mark.worlds(2)
-def test_a_function_that_is_written_alike_is_traced_once(pool: Pool) -> None:
-    """Each evaluation of a lambda creates a new object, but only a different closure value makes
-    another function."""
-    assert pool.run(_written_alike) == [("", 2)] * 2
-
-
-def _replaced(rank: Rank) -> list[str]:
-    """Replaces the code of a function and a builtin after the first calls. Numbers as extras are
-    looked up in Python, and others in C++."""
+@on_ranks
+def test_replaced_code_is_traced_again(rank: Rank) -> None:
+    """Reloaders replace the code of a function in place. Replaces the code of a function and a
+    builtin after the first calls. Numbers as extras are looked up in Python, and others in C++."""
     import collx
 
     x, names, wrong = ones(rank, 9), dict[str, Any](), []
@@ -258,16 +242,13 @@ def _replaced(rank: Rank) -> list[str]:
         coded.__code__ = (lambda v, *n: -v - 5).__code__
         check(builtin, -total)
         check(coded, -total)
-    return wrong
+    assert wrong == [""] * 8
 
 
-@pytest.mark.worlds(2)
-def test_replaced_code_is_traced_again(pool: Pool) -> None:
-    """Reloaders replace the code of a function in place."""
-    assert pool.run(_replaced) == [[""] * 8] * 2
-
-
-def _with_default_dtypes(rank: Rank) -> list[str]:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_the_default_dtype_is_part_of_a_function(rank: Rank) -> None:
+    """It is the dtype of a quotient of integers."""
     group, wrong = rank.communicator(), []
     total = torch.tensor([2**24 + 1])  # which float32 cannot represent
     x = (total if rank.rank == 0 else total * 0).to(rank.device)
@@ -280,18 +261,14 @@ def _with_default_dtypes(rank: Rank) -> list[str]:
                 wrong.append(differences(y, f(total).to(torch.int64)))
             finally:
                 torch.set_default_dtype(torch.float32)
-    return wrong
+    assert wrong == [""] * 8
 
 
 @pytest.mark.worlds(1, 2)
-def test_the_default_dtype_is_part_of_a_function(pool: Pool) -> None:
-    """It is the dtype of a quotient of integers."""
-    assert pool.run(_with_default_dtypes) == [[""] * 8] * pool.size
-
-
-def _numbers(rank: Rank) -> tuple[list[str], int]:
-    """Calls every function that takes an epilogue, with a number that changes. Returns the errors
-    and the number of new epilogue texts."""
+@on_ranks
+def test_numbers_that_change_make_no_new_epilogue(rank: Rank) -> None:
+    """The numbers are arguments of the same kernel and may differ between ranks. Calls every
+    function that takes an epilogue, with a number that changes."""
 
     def f(v: torch.Tensor, by: float, bias: torch.Tensor, times: int) -> torch.Tensor:
         return v * (1 - by) + bias * times
@@ -323,15 +300,10 @@ def _numbers(rank: Rank) -> tuple[list[str], int]:
     own_number = rank.rank / 4
     y = collx.allreduce(x, group=group, epilogue=f, extras=(own_number, bias, 2))
     wrong.append(differences(y.cpu(), torch.full((2, 16), rank.size * (1 - own_number) + 2)))
-    return [message for message in wrong if message], len(epilogues._texts) - before
-
-
-@pytest.mark.worlds(1, 2)
-def test_numbers_that_change_make_no_new_epilogue(pool: Pool) -> None:
-    """The numbers are arguments of the same kernel and may differ between ranks."""
-    for wrong, texts in pool.run(_numbers):
-        assert wrong == []
-        assert texts == 1
+    wrong = [message for message in wrong if message]
+    texts = len(epilogues._texts) - before
+    assert wrong == []
+    assert texts == 1
 
 
 def _taken_gradients(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -343,7 +315,11 @@ def _taken_gradients(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return taken
 
 
-def _gradients(rank: Rank, op: str) -> list[str]:
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("op", ["allreduce", "reducescatter"])
+@on_ranks
+def test_gradients_are_those_of_the_two_steps(rank: Rank, op: str) -> None:
+    """Gradients of the input, through the reduction, and of the extras."""
     communicator = rank.communicator()
     shape = (4, 6)
     source = ones(rank, 24).view(shape) * (rank.rank + 1) / 7
@@ -361,18 +337,15 @@ def _gradients(rank: Rank, op: str) -> list[str]:
         return _taken_gradients(x, g)
 
     pairs = zip(gradients(True), gradients(False), strict=True)
-    return ["" if torch.allclose(a, b, 1e-5, 1e-6) else f"{a} instead of {b}" for a, b in pairs]
+    found = ["" if torch.allclose(a, b, 1e-5, 1e-6) else f"{a} instead of {b}" for a, b in pairs]
+    assert found == ["", ""]
 
 
-@pytest.mark.worlds(1, 2, 3)
-@pytest.mark.parametrize("op", ["allreduce", "reducescatter"])
-def test_gradients_are_those_of_the_two_steps(pool: Pool, op: str) -> None:
-    """Gradients of the input, through the reduction, and of the extras."""
-    for found in pool.run(_gradients, op):
-        assert found == ["", ""]
-
-
-def _compiled(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@needs_compiler
+@on_ranks
+def test_compiled_code_gives_the_same(rank: Rank) -> None:
+    """In one graph, with and without gradients; the function's text is a constant of the graph."""
     communicator = rank.communicator()
     name = communicator.name
     x, bias = ones(rank, 24).view(4, 6) * (rank.rank + 1), ones(rank, 6) * -3
@@ -395,14 +368,7 @@ def _compiled(rank: Rank) -> list[str]:
         got = _taken_gradients(x, bias)
         model(x, bias).sum().backward()
         wanted = _taken_gradients(x, bias)
-    return found + [differences(g, w) for g, w in zip(got, wanted, strict=True)]
-
-
-@pytest.mark.worlds(2)
-def test_compiled_code_gives_the_same(pool: Pool) -> None:
-    """In one graph, with and without gradients; the function's text is a constant of the graph."""
-    require_compiler()
-    assert pool.run(_compiled) == [[""] * 4] * 2
+    assert found + [differences(g, w) for g, w in zip(got, wanted, strict=True)] == [""] * 4
 
 
 _global = 1.0
@@ -416,9 +382,12 @@ def _times(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda v: v * factor + torch.tensor(factor) / 2
 
 
-def _changing(rank: Rank) -> tuple[list[str], Attempt]:
-    """Compiles functions whose numbers change. Returns the differences from eager calls, and what
-    fullgraph=True says of a function that the graph creates."""
+@pytest.mark.worlds(2)
+@needs_compiler
+@on_ranks
+def test_compiled_code_follows_the_numbers_that_a_function_reads(rank: Rank) -> None:
+    """A function that the graph creates breaks the graph if its number has changed, and
+    fullgraph=True refuses it."""
     global _global
     name = rank.communicator().name
     x, weight = ones(rank, 24).view(4, 6) * (rank.rank + 1), ones(rank, 6)
@@ -444,25 +413,19 @@ def _changing(rank: Rank) -> tuple[list[str], Attempt]:
         compiled = torch.compile(own, fullgraph=True)
         compiled(x, 2.0, None)
         refused = attempt(lambda: compiled(x, 3.0, None))
-    return wrong, refused
+    assert wrong == [""] * 24
+    assert "epilogue: reads a value that is not a constant of the graph" in refused.message
 
 
-@pytest.mark.worlds(2)
-def test_compiled_code_follows_the_numbers_that_a_function_reads(pool: Pool) -> None:
-    """A function that the graph creates breaks the graph if its number has changed."""
-    require_compiler()
-    for wrong, refused in pool.run(_changing):
-        assert wrong == [""] * 24
-        assert "epilogue: reads a value that is not a constant of the graph" in refused.message
-
-
-def _opchecks(rank: Rank) -> list[Any]:
+@pytest.mark.worlds(1)
+@on_ranks
+def test_the_operators_pass_opcheck(rank: Rank) -> None:
     name = rank.communicator().name
     x, bias = ones(rank, 12).view(3, 4), ones(rank, 4)
     text = expression_of("allreduce", bias_relu, torch.float32, 1)
     ops, norm = torch.ops.collx, {"expression": text, "extras": [bias]}
     wide = expression_of("allreduce", lambda v: v.to(torch.float64), torch.float32)
-    return [
+    found = [
         opcheck(rank, ops.allreduce_map.default, (x, "sum", text, [bias], name)),
         opcheck(
             rank, ops.allreduce_map.default, (x.clone().requires_grad_(), "sum", text, [bias], name)
@@ -474,12 +437,7 @@ def _opchecks(rank: Rank) -> list[Any]:
         opcheck(rank, ops.allreduce_rmsnorm.default, (x, bias, 1e-6, name), norm),
         opcheck(rank, ops.allreduce_rmsnorm_fp8.default, (x, bias, 1e-6, name), norm),
     ]
-
-
-@pytest.mark.worlds(1)
-def test_the_operators_pass_opcheck(pool: Pool) -> None:
-    for found in pool.run(_opchecks):
-        assert found == [PASSED] * 8
+    assert found == [PASSED] * 8
 
 
 def _call(rank: Rank, op: str, communicator: Any, **options: Any) -> Any:
@@ -489,7 +447,14 @@ def _call(rank: Rank, op: str, communicator: Any, **options: Any) -> Any:
     return collx.allreduce_rmsnorm(x, ones(rank, 4), 1e-6, communicator, **options)
 
 
-def _another(rank: Rank, op: str, epilogues: bool) -> Attempt:
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("epilogues", [True, False])
+@pytest.mark.parametrize("op", ["allreduce", "allreduce_rmsnorm"])
+@on_ranks
+def test_ranks_with_different_epilogues_are_a_mismatch(
+    rank: Rank, op: str, epilogues: bool
+) -> None:
+    """In checked mode; also if some ranks have no epilogue."""
     name = f"other-{op}-{epilogues}"
     communicator = rank.new_communicator(name, check=True, timeout=10.0)
     factor = float(rank.rank)
@@ -503,22 +468,15 @@ def _another(rank: Rank, op: str, epilogues: bool) -> Attempt:
 
     attempted = attempt(call)
     communicator.destroy()
-    return attempted
+    assert attempted.error == "CollectiveMismatch", attempted
+    assert "with epilogue " in attempted.message
 
 
-@pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("epilogues", [True, False])
-@pytest.mark.parametrize("op", ["allreduce", "allreduce_rmsnorm"])
-def test_ranks_with_different_epilogues_are_a_mismatch(
-    pool: Pool, op: str, epilogues: bool
-) -> None:
-    """In checked mode; also if some ranks have no epilogue."""
-    for attempted in pool.run(_another, op, epilogues):
-        assert attempted.error == "CollectiveMismatch", attempted
-        assert "with epilogue " in attempted.message
-
-
-def _overlapping_value(rank: Rank, which: str) -> tuple[Attempt, bool]:
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("which", ["extras[0]", "out", "a part of out"])
+@on_ranks
+def test_the_value_shares_no_memory(rank: Rank, which: str) -> None:
+    """The value is stored before the epilogue has read the extras, and before the output."""
     communicator, memory = rank.communicator(), ones(rank, 12)
     x, extra, out = ones(rank, 8), ones(rank, 8), torch.empty(8, device=rank.device)
     value = {"extras[0]": extra, "out": out, "a part of out": memory[4:]}[which]
@@ -529,51 +487,11 @@ def _overlapping_value(rank: Rank, which: str) -> tuple[Attempt, bool]:
     attempted = attempt(
         lambda: call(x, "sum", text, [extra], communicator.name, out=out, value=value)
     )
-    return attempted, works(rank, communicator)
-
-
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize("which", ["extras[0]", "out", "a part of out"])
-def test_the_value_shares_no_memory(pool: Pool, which: str) -> None:
-    """The value is stored before the epilogue has read the extras, and before the output."""
-    for attempted, well in pool.run(_overlapping_value, which):
-        assert attempted.error == "ValueError", attempted
-        words = ("value", "overlaps", which.removeprefix("a part of "))
-        assert all(word in attempted.message for word in words), attempted
-        assert well
-
-
-def _refused(rank: Rank, op: str, which: str) -> tuple[Attempt, bool]:
-    communicator = rank.communicator()
-    x = ones(rank, 12).view(3, 4)
-    elsewhere = torch.device("cpu" if rank.device.type == "cuda" else "meta")
-    calls: dict[str, dict[str, Any]] = {
-        "control flow": {"epilogue": lambda v: v if v.amax() > 0 else -v},
-        "a random op": {"epilogue": lambda v: v + torch.rand_like(v)},
-        "reduction": {"epilogue": lambda v: v - v.sum()},
-        "another op": {"epilogue": lambda v: torch.nn.functional.softplus(v)},
-        "a tensor it holds": {"epilogue": lambda v: v + x},
-        "two results": {"epilogue": lambda v: (v, v)},
-        "a name": {"epilogue": "relu"},
-        "no function": {"extras": (ones(rank, 4),)},
-        "no function, but index": {"index": True},
-        "in place": {"epilogue": lambda v: v.relu_()},
-        "shape": {"epilogue": bias_relu, "extras": (ones(rank, 5),)},
-        "dtype": {"epilogue": bias_relu, "extras": (ones(rank, 4, torch.float64),)},
-        "device": {"epilogue": bias_relu, "extras": (torch.ones(4, device=elsewhere),)},
-        "no number": {"epilogue": bias_relu, "extras": ("1",)},
-        "a single tensor": {"epilogue": bias_relu, "extras": ones(rank, 4)},
-        "a single number": {"epilogue": bias_relu, "extras": 0.0},
-        "a long integer": {"epilogue": bias_relu, "extras": (2**53 + 1,)},
-        "one of two extras": {"epilogue": scale_residual, "extras": (ones(rank, 4),)},
-        "too few": {"epilogue": bias_relu},
-        "a gradient": {"epilogue": bias_relu, "extras": (ones(rank, 4).requires_grad_(),)},
-        "an extra as out": {"epilogue": bias_relu, "extras": (x,), "out": x},
-        "another dtype": {"epilogue": lambda v: v.to(torch.float64)},
-        "out": {"epilogue": lambda v: v.to(torch.int8), "out": torch.empty_like(x)},
-    }
-    attempted = attempt(lambda: _call(rank, op, communicator, **calls[which]))
-    return attempted, works(rank, communicator)
+    well = works(rank, communicator)
+    assert attempted.error == "ValueError", attempted
+    words = ("value", "overlaps", which.removeprefix("a part of "))
+    assert all(word in attempted.message for word in words), attempted
+    assert well
 
 
 # The error and words of its message, of both operators, of an all-reduce and of a norm.
@@ -615,13 +533,43 @@ REFUSED = {
 
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize(("op", "which"), sorted(REFUSED))
-def test_bad_input_is_refused_by_name(pool: Pool, op: str, which: str) -> None:
+@on_ranks
+def test_bad_input_is_refused_by_name(rank: Rank, op: str, which: str) -> None:
     """On every rank before anything is launched; the communicator remains usable."""
+    communicator = rank.communicator()
+    x = ones(rank, 12).view(3, 4)
+    elsewhere = torch.device("cpu" if rank.device.type == "cuda" else "meta")
+    calls: dict[str, dict[str, Any]] = {
+        "control flow": {"epilogue": lambda v: v if v.amax() > 0 else -v},
+        "a random op": {"epilogue": lambda v: v + torch.rand_like(v)},
+        "reduction": {"epilogue": lambda v: v - v.sum()},
+        "another op": {"epilogue": lambda v: torch.nn.functional.softplus(v)},
+        "a tensor it holds": {"epilogue": lambda v: v + x},
+        "two results": {"epilogue": lambda v: (v, v)},
+        "a name": {"epilogue": "relu"},
+        "no function": {"extras": (ones(rank, 4),)},
+        "no function, but index": {"index": True},
+        "in place": {"epilogue": lambda v: v.relu_()},
+        "shape": {"epilogue": bias_relu, "extras": (ones(rank, 5),)},
+        "dtype": {"epilogue": bias_relu, "extras": (ones(rank, 4, torch.float64),)},
+        "device": {"epilogue": bias_relu, "extras": (torch.ones(4, device=elsewhere),)},
+        "no number": {"epilogue": bias_relu, "extras": ("1",)},
+        "a single tensor": {"epilogue": bias_relu, "extras": ones(rank, 4)},
+        "a single number": {"epilogue": bias_relu, "extras": 0.0},
+        "a long integer": {"epilogue": bias_relu, "extras": (2**53 + 1,)},
+        "one of two extras": {"epilogue": scale_residual, "extras": (ones(rank, 4),)},
+        "too few": {"epilogue": bias_relu},
+        "a gradient": {"epilogue": bias_relu, "extras": (ones(rank, 4).requires_grad_(),)},
+        "an extra as out": {"epilogue": bias_relu, "extras": (x,), "out": x},
+        "another dtype": {"epilogue": lambda v: v.to(torch.float64)},
+        "out": {"epilogue": lambda v: v.to(torch.int8), "out": torch.empty_like(x)},
+    }
+    attempted = attempt(lambda: _call(rank, op, communicator, **calls[which]))
     kind, *words = REFUSED[op, which]
-    for attempted, well in pool.run(_refused, op, which):
-        assert attempted.error == kind, attempted
-        assert all(word in attempted.message for word in (f"collx.{op}", *words)), attempted
-        assert well
+    well = works(rank, communicator)
+    assert attempted.error == kind, attempted
+    assert all(word in attempted.message for word in (f"collx.{op}", *words)), attempted
+    assert well
 
 
 def _warm_up(rank: Rank, which: str) -> tuple[Attempt, bool]:

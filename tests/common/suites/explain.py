@@ -14,21 +14,25 @@ from collx._extension import extension
 
 from ..attempt import Attempt, attempt, works
 from ..norms import NAMES, quantizes
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 
 FUSED = "allreduce_residual_rmsnorm_fp8"
 
 
-def _norms(rank: Rank) -> dict[str, dict[str, Any]]:
+@pytest.mark.worlds(2, 4)
+@on_ranks
+def test_explain_knows_the_options_of_a_norm(rank: Rank) -> None:
+    """What the owners of rows pass on depends on the options, and so does the workspace: a plane
+    of float8 and one of bfloat16, two of bfloat16 with keep_norm, or only the sums."""
     communicator = rank.communicator()
 
-    def explained(**options: Any) -> dict[str, Any]:
+    def explained(**options: Any) -> Any:
         return communicator.explain(
             FUSED, (4096, 1024), torch.bfloat16, algorithm="twoshot_push", **options
         )
 
-    return {
+    found = {
         "usual": explained(),
         "keep_norm": explained(keep_norm=True),
         "parity": explained(keep_norm=True, rounding="parity"),
@@ -36,49 +40,42 @@ def _norms(rank: Rank) -> dict[str, dict[str, Any]]:
         "group": explained(scale_mode="group"),
         "wide group": explained(scale_mode="group", quant_group_size=1024),
     }
+    workspace = {name: plan.workspace_bytes for name, plan in found.items()}
+    rows = 4096 // rank.size
+    row = 1024 * 2  # bytes of bfloat16; a row and its results take whole tiles of 1024 bytes
+    assert workspace["usual"] == 4 * rank.size * rows * (row + row // 2 + 1024)
+    assert workspace["keep_norm"] == workspace["usual"] + 4 * rank.size * rows * row
+    assert workspace["parity"] == 4 * rank.size * rows * row  # only the sums
+    assert workspace["tensor"] == workspace["usual"] - 4 * rank.size * rows * 1024
+    assert workspace["group"] >= workspace["tensor"]
 
 
 @pytest.mark.worlds(2, 4)
-def test_explain_knows_the_options_of_a_norm(pool: Pool) -> None:
-    """What the owners of rows pass on depends on the options, and so does the workspace: a plane
-    of float8 and one of bfloat16, two of bfloat16 with keep_norm, or only the sums."""
-    for found in pool.run(_norms):
-        workspace = {name: plan.workspace_bytes for name, plan in found.items()}
-        rows = 4096 // pool.size
-        row = 1024 * 2  # bytes of bfloat16; a row and its results take whole tiles of 1024 bytes
-        assert workspace["usual"] == 4 * pool.size * rows * (row + row // 2 + 1024)
-        assert workspace["keep_norm"] == workspace["usual"] + 4 * pool.size * rows * row
-        assert workspace["parity"] == 4 * pool.size * rows * row  # only the sums
-        assert workspace["tensor"] == workspace["usual"] - 4 * pool.size * rows * 1024
-        assert workspace["group"] >= workspace["tensor"]
-
-
-def _runs(rank: Rank) -> dict[str, tuple[str, str]]:
+@on_ranks
+def test_explain_says_what_carries_a_call_out(rank: Rank) -> None:
+    """A name may stand for several kernels; the size and the tensors select one."""
     communicator = rank.communicator()
 
     def explained(op: str, numel: int, **options: Any) -> tuple[str, str]:
         found = communicator.explain(op, (numel,), torch.float32, **options)
         return found.algorithm, found.executed_by
 
-    return {
+    small = {"cpu": "staged", "cuda": "channels"}[rank.device.type]
+    lanes = rank.device.type == "cuda" and rank.size == 2
+    found = {
         "small": explained("broadcast", 1000, algorithm="onestage"),
         "large": explained("broadcast", 4 << 20, algorithm="onestage", output_symmetric=True),
         "named": explained("allreduce", 1000, algorithm="oneshot_push"),
     }
+    assert found["small"] == ("onestage", small)
+    assert found["large"] == ("onestage", "lanes" if lanes else "direct")
+    assert found["named"] == ("oneshot_push", "oneshot_push")
 
 
-@pytest.mark.worlds(2, 4)
-def test_explain_says_what_carries_a_call_out(pool: Pool) -> None:
-    """A name may stand for several kernels; the size and the tensors select one."""
-    small = {"cpu": "staged", "cuda": "channels"}[pool.world.device]
-    lanes = pool.world.device == "cuda" and pool.size == 2
-    for found in pool.run(_runs):
-        assert found["small"] == ("onestage", small)
-        assert found["large"] == ("onestage", "lanes" if lanes else "direct")
-        assert found["named"] == ("oneshot_push", "oneshot_push")
-
-
-def _refused(rank: Rank) -> dict[str, Attempt]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_explain_refuses_what_the_call_refuses(rank: Rank) -> None:
+    """No option is silently ignored."""
     communicator = rank.communicator()
 
     def explained(op: str, **options: Any) -> Attempt:
@@ -91,21 +88,14 @@ def _refused(rank: Rank) -> dict[str, Attempt]:
     found["quant_group_size"] = explained(FUSED, scale_mode="group", quant_group_size=96)
     found["no scales"] = explained(NAMES[0], scale_mode="group")
     found["no norm"] = explained("allreduce", rounding="parity")
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_explain_refuses_what_the_call_refuses(pool: Pool) -> None:
-    """No option is silently ignored."""
-    for found in pool.run(_refused):
-        for op in NAMES:
-            assert found[op].error == "", found[op]
-            assert found[f"{op} keep_norm"].error == ("" if quantizes(op) else "ValueError")
-        for name in ("rounding", "scale_mode", "quant_group_size"):
-            assert found[name].error == "ValueError", found[name]
-            assert f"collx.{FUSED}: {name}: got" in found[name].message
-        assert found["no scales"].error == "ValueError", found["no scales"]
-        assert found["no norm"].error == "ValueError", found["no norm"]
+    for op in NAMES:
+        assert found[op].error == "", found[op]
+        assert found[f"{op} keep_norm"].error == ("" if quantizes(op) else "ValueError")
+    for name in ("rounding", "scale_mode", "quant_group_size"):
+        assert found[name].error == "ValueError", found[name]
+        assert f"collx.{FUSED}: {name}: got" in found[name].message
+    assert found["no scales"].error == "ValueError", found["no scales"]
+    assert found["no norm"].error == "ValueError", found["no norm"]
 
 
 BAD_SHAPES: dict[str, tuple[tuple[Any, Any], str, str]] = {
@@ -120,28 +110,28 @@ BAD_SHAPES: dict[str, tuple[tuple[Any, Any], str, str]] = {
 }
 
 
-def _bad_shapes(rank: Rank) -> dict[str, tuple[Attempt, Attempt]]:
+@pytest.mark.worlds(1)
+@on_ranks
+def test_explain_and_workspace_bytes_name_a_wrong_shape_or_dtype(rank: Rank) -> None:
     explain = partial(rank.communicator().explain, "allreduce")
-    return {
+    found = {
         name: (
             attempt(partial(explain, shape, dtype)),
             attempt(partial(collx.workspace_bytes, "allreduce", shape, dtype, rank.size)),
         )
         for name, ((shape, dtype), *_) in BAD_SHAPES.items()
     }
+    for name, (_, kind, words) in BAD_SHAPES.items():
+        for call, refused in zip(("explain", "workspace_bytes"), found[name], strict=True):
+            assert refused.error == kind, refused
+            assert refused.message.startswith(f"{call}: "), refused
+            assert words in refused.message, refused
 
 
-@pytest.mark.worlds(1)
-def test_explain_and_workspace_bytes_name_a_wrong_shape_or_dtype(pool: Pool) -> None:
-    for found in pool.run(_bad_shapes):
-        for name, (_, kind, words) in BAD_SHAPES.items():
-            for call, refused in zip(("explain", "workspace_bytes"), found[name], strict=True):
-                assert refused.error == kind, refused
-                assert refused.message.startswith(f"{call}: "), refused
-                assert words in refused.message, refused
-
-
-def _refused_by_both(rank: Rank) -> dict[str, tuple[str, str]]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_explain_and_the_call_check_an_algorithm_alike(rank: Rank) -> None:
+    """Peers access no tensor of a call without elements, so any tensor is accepted."""
     communicator = rank.communicator()
     found = {}
     for op in ("allreduce", "reducescatter", "allgather"):
@@ -153,16 +143,9 @@ def _refused_by_both(rank: Rank) -> dict[str, tuple[str, str]]:
                 explain = partial(communicator.explain, op, shape, x.dtype, algorithm=algorithm)
                 called, explained = attempt(call), attempt(explain)
                 found[f"{op} {numel} {algorithm}"] = (called.error, explained.error)
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_explain_and_the_call_check_an_algorithm_alike(pool: Pool) -> None:
-    """Peers access no tensor of a call without elements, so any tensor is accepted."""
-    for found in pool.run(_refused_by_both):
-        assert all(called == explained for called, explained in found.values()), found
-        assert found["allreduce 256 pull_push"][0] == "ValueError"
-        assert found["allreduce 0 pull_push"][0] == ""
+    assert all(called == explained for called, explained in found.values()), found
+    assert found["allreduce 256 pull_push"][0] == "ValueError"
+    assert found["allreduce 0 pull_push"][0] == ""
 
 
 def _tuned(rank: Rank) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import collx
 
 from ..attempt import Attempt, attempt
 from ..limits import assert_in_time
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import PAYLOAD_BYTES, TIMEOUT, Rank
 from .voting import instead_of_step
 
@@ -68,7 +68,10 @@ def calls_of(
     }
 
 
-def _serves(rank: Rank) -> dict[str, Any]:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_it_serves_where_the_group_itself_cannot(rank: Rank) -> None:
+    """The results have the same bits as those of the algorithms on peer memory."""
     group, inner = _group_that_cannot_gather(), rank.fresh_group()
     without = attempt(lambda: _init(rank, group))
     communicator = _init(rank, group, fallback_group=inner)
@@ -85,17 +88,10 @@ def _serves(rank: Rank) -> dict[str, Any]:
     rank.barrier()
     communicator.destroy()
     dist.destroy_process_group(inner)
-    return found
-
-
-@pytest.mark.worlds(2, 3)
-def test_it_serves_where_the_group_itself_cannot(pool: Pool) -> None:
-    """The results have the same bits as those of the algorithms on peer memory."""
-    for found in pool.run(_serves):
-        assert found["without"].error == "InitError", found
-        assert "needs a process group that serves" in found["without"].message, found
-        assert found["reason"], found
-        assert found["same"] == dict.fromkeys(found["same"], True), found
+    assert found["without"].error == "InitError", found
+    assert "needs a process group that serves" in found["without"].message, found
+    assert found["reason"], found
+    assert found["same"] == dict.fromkeys(found["same"], True), found
 
 
 def _group_of_a_backend(rank: Rank, own: int) -> Any:
@@ -111,7 +107,11 @@ def _group_of_a_backend(rank: Rank, own: int) -> Any:
     return group
 
 
-def _by_name(rank: Rank, made_by_backend: bool) -> Attempt:
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("made_by_backend", [False, True])
+@on_ranks
+def test_the_fallback_by_name_takes_it(rank: Rank, made_by_backend: bool) -> None:
+    """Also if the ranks have access to each other's memory."""
     group = _group_that_cannot_gather()
     inner = _group_of_a_backend(rank, rank.rank) if made_by_backend else rank.fresh_group()
     communicator = rank.new_communicator("by-name", group, fallback_group=inner)
@@ -119,15 +119,7 @@ def _by_name(rank: Rank, made_by_backend: bool) -> Attempt:
     found = attempt(lambda: torch.ops.collx.allreduce(x, "sum", communicator.name, "fallback"))
     rank.barrier()
     communicator.destroy()
-    return found
-
-
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize("made_by_backend", [False, True])
-def test_the_fallback_by_name_takes_it(pool: Pool, made_by_backend: bool) -> None:
-    """Also if the ranks have access to each other's memory."""
-    for found in pool.run(_by_name, made_by_backend):
-        assert found.error == "", found
+    assert found.error == "", found
 
 
 def _one_does_not_come(rank: Rank, regions: bool) -> dict[str, Any]:
@@ -164,7 +156,10 @@ def test_a_rank_that_does_not_come_is_named_in_time(pool: Pool, regions: bool) -
         assert "rank 1" in found["call"].message, found
 
 
-def _wrong(rank: Rank) -> dict[str, Attempt]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_other_groups_are_refused(rank: Rank) -> None:
+    """On every rank; the name is free afterwards."""
     size = rank.size
     alone = [dist.new_group([one], backend=rank.world.backend) for one in range(size)]
     groups = {
@@ -184,12 +179,6 @@ def _wrong(rank: Rank) -> dict[str, Attempt]:
     found["one is wrong"] = init_with(inner if rank.rank == 0 else alone[rank.rank])
     rank.barrier()
     rank.new_communicator("wrong", fallback_group=inner).destroy()
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_other_groups_are_refused(pool: Pool) -> None:
-    """On every rank; the name is free afterwards."""
     says = {
         "smaller": ("ValueError", "fallback_group: got the global ranks [{rank}]"),
         "of others": ("ValueError", "not a member of fallback_group"),
@@ -199,7 +188,6 @@ def test_other_groups_are_refused(pool: Pool) -> None:
         "one has none": ("InitError", "fallback_group differs between the ranks"),
         "one is wrong": ("InitError", "fallback_group: got the global ranks [1]"),
     }
-    for rank, found in enumerate(pool.run(_wrong)):
-        for what, (error, words) in says.items():
-            assert found[what].error == error, (what, found[what])
-            assert words.format(rank=rank) in found[what].message, (what, found[what])
+    for what, (error, words) in says.items():
+        assert found[what].error == error, (what, found[what])
+        assert words.format(rank=rank.rank) in found[what].message, (what, found[what])

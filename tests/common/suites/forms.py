@@ -21,7 +21,7 @@ from ..check import assert_none
 from ..collectives import OPS, SYMMETRIC, WITH_AXIS
 from ..norms import SCALES, quantizes
 from ..operators import NAMES, call_of, is_norm, name_in_errors
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 from ..sampling import each, spread
 
@@ -77,8 +77,12 @@ def test_functional_results_never_alias_what_is_given(pool: Pool, op: str) -> No
     assert_none(pool.run(run_calls, calls))
 
 
-def _in_holes(rank: Rank, op: str) -> tuple[Attempt, str]:
-    """`input` is this rank's columns of `out`, or the other way round."""
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("op", WITH_AXIS)
+@on_ranks
+def test_a_part_with_holes_is_refused_or_right(rank: Rank, op: str) -> None:
+    """Columns of a tensor lie between those of other ranks: a result is never partly right. `input`
+    is this rank's columns of `out`, or the other way round."""
     call = collectives.Call(op, "float32", (4, 5), axis=1, style="random")
     tensors = call.tensors(rank)
     (want,) = call.data(rank.size).expected[rank.rank]
@@ -92,19 +96,12 @@ def _in_holes(rank: Rank, op: str) -> tuple[Attempt, str]:
     given = call.arguments(rank.communicator(), tensors)
     found = attempt(lambda: call.overload("out")(**given, out=out))
     rank.synchronize()
-    return found, call.wrong_results(rank.size, rank.rank, (out,))
-
-
-@pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("op", WITH_AXIS)
-def test_a_part_with_holes_is_refused_or_right(pool: Pool, op: str) -> None:
-    """Columns of a tensor lie between those of other ranks: a result is never partly right."""
-    for found, wrong in pool.run(_in_holes, op):
-        if found.error:
-            assert found.error == "ValueError", found
-            assert "overlap" in found.message
-        else:
-            assert wrong == ""
+    wrong = call.wrong_results(rank.size, rank.rank, (out,))
+    if found.error:
+        assert found.error == "ValueError", found
+        assert "overlap" in found.message
+    else:
+        assert wrong == ""
 
 
 WITH_SEVERAL_OUTPUTS = tuple(op for op in NAMES if len(call_of(op).outputs()) > 1)

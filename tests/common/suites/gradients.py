@@ -22,7 +22,7 @@ from ..calls import make, run_call
 from ..check import differences
 from ..collectives import OPS, Call
 from ..operators import name_in_errors
-from ..pool import Pool, some_stand_for_all
+from ..pool import Pool, on_ranks, some_stand_for_all
 from ..rank import Rank
 from ..shares import integers
 
@@ -188,7 +188,11 @@ def test_forward_mode_is_refused_by_name(pool: Pool, what: str) -> None:
         assert "tangent" in found.message, found
 
 
-def _in_place_gradients(rank: Rank, op: str) -> str:
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("op", ["allreduce", "alltoall"])
+@on_ranks
+def test_gradients_in_place(rank: Rank, op: str) -> str:
+    """The in-place form has the same gradient as the functional form."""
     gradients = []
     for what in (op, f"{op}_"):
         call = WITH_BACKWARD[what]
@@ -201,14 +205,12 @@ def _in_place_gradients(rank: Rank, op: str) -> str:
 
 
 @pytest.mark.worlds(1, 2, 3)
-@pytest.mark.parametrize("op", ["allreduce", "alltoall"])
-def test_gradients_in_place(pool: Pool, op: str) -> None:
-    """The in-place form has the same gradient as the functional form."""
-    assert pool.run(_in_place_gradients, op) == [""] * pool.size
-
-
-def _bits(rank: Rank, reduce_op: str, compiled: bool) -> str:
-    """The backward of a call is the same call on the gradients."""
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("reduce_op", ["sum", "avg"])
+@on_ranks
+def test_gradients_of_a_reduction_have_its_bits(rank: Rank, reduce_op: str, compiled: bool) -> str:
+    """Hazard 29: the backward of sum is the sum and of avg the avg, also in a traced graph. The
+    backward of a call is the same call on the gradients."""
     call = Call("allreduce", reduce_op=reduce_op, shape=(100,), style="random")
     name = rank.communicator().name
 
@@ -224,15 +226,12 @@ def _bits(rank: Rank, reduce_op: str, compiled: bool) -> str:
     return call.wrong_results(rank.size, rank.rank, (source.grad,))
 
 
-@pytest.mark.worlds(1, 2, 3)
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("reduce_op", ["sum", "avg"])
-def test_gradients_of_a_reduction_have_its_bits(pool: Pool, reduce_op: str, compiled: bool) -> None:
-    """Hazard 29: the backward of sum is the sum and of avg the avg, also in a traced graph."""
-    assert pool.run(_bits, reduce_op, compiled) == [""] * pool.size
-
-
-def _refused_by_a_norm(rank: Rank, op: str) -> dict[str, Attempt]:
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("op", norms.NAMES)
+@on_ranks
+def test_gradients_of_the_norms_are_refused_by_name(rank: Rank, op: str) -> None:
+    """Hazard 29: no operator silently lacks a backward, whichever argument requires grad; forward
+    mode drops no tangent."""
     import torch.autograd.forward_ad as forward_ad
 
     communicator = rank.communicator()
@@ -257,19 +256,10 @@ def _refused_by_a_norm(rank: Rank, op: str) -> dict[str, Attempt]:
         dual = forward_ad.make_dual(given["input"], given["input"])
         found["tangent"] = attempt(lambda: run({**given, "input": dual}))
     assert run_call(rank, communicator, call) == ""
-    return found
-
-
-@pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("op", norms.NAMES)
-def test_gradients_of_the_norms_are_refused_by_name(pool: Pool, op: str) -> None:
-    """Hazard 29: no operator silently lacks a backward, whichever argument requires grad; forward
-    mode drops no tangent."""
-    for found in pool.run(_refused_by_a_norm, op):
-        assert {"input", "weight", "tangent"} <= set(found)
-        for name, result in found.items():
-            assert result.error == "NotImplementedError", (name, result)
-            assert op in result.message, (name, result)
+    assert {"input", "weight", "tangent"} <= set(found)
+    for name, result in found.items():
+        assert result.error == "NotImplementedError", (name, result)
+        assert op in result.message, (name, result)
 
 
 COMPILED = (
@@ -282,7 +272,9 @@ COMPILED = (
 )
 
 
-def _compiled_backward(rank: Rank) -> dict[str, Attempt]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_compiled_autograd_gives_the_same_gradients(rank: Rank) -> None:
     """Compares the backward of each operator under compiled autograd, run twice, with the eager
     one. The second run reuses the graph."""
     import torch._dynamo.compiled_autograd as compiled_autograd
@@ -322,12 +314,6 @@ def _compiled_backward(rank: Rank) -> dict[str, Attempt]:
 
         found[what] = attempt(check)
     assert works(rank, communicator)
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_compiled_autograd_gives_the_same_gradients(pool: Pool) -> None:
-    for found in pool.run(_compiled_backward):
-        assert len(found) == len(COMPILED) + 1
-        for what, result in found.items():
-            assert not result.error, (what, result)
+    assert len(found) == len(COMPILED) + 1
+    for what, result in found.items():
+        assert not result.error, (what, result)

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 import collx
 from collx.communicator import of_group
 
-from ..attempt import Attempt, attempt, ones, works
-from ..pool import Pool
+from ..attempt import attempt, ones, works
+from ..pool import on_ranks
 from ..rank import Rank
 
 REDUCE_OPS = {
@@ -27,8 +27,9 @@ REDUCE_OPS = {
 }
 
 
-def _by_each(rank: Rank) -> dict[str, float]:
-    """Returns an all-reduce's result for each way to give the group to init and to the call."""
+@pytest.mark.worlds(1, 2, 3)
+@on_ranks
+def test_a_group_is_given_as_what_the_program_has(rank: Rank) -> None:
     mesh = init_device_mesh(rank.device.type, (rank.size,), mesh_dim_names=("tp",))
     group = mesh.get_group()
     known: dict[str, Any] = {"mesh": mesh, "group": group, "name": str(group.group_name)}
@@ -45,18 +46,15 @@ def _by_each(rank: Rank) -> dict[str, float]:
                 found[f"{made}, {used}"] = float(result[0]) if right else -1.0
             with collx.init(communicator, name="another", **settings) as another:
                 found[f"{made}, of it"] = float(collx.allreduce(ones(rank), group=another)[0])
-    return found
+    assert len(found) == 18
+    assert set(found.values()) == {rank.size}, found
 
 
-@pytest.mark.worlds(1, 2, 3)
-def test_a_group_is_given_as_what_the_program_has(pool: Pool) -> None:
-    for found in pool.run(_by_each):
-        assert len(found) == 18
-        assert set(found.values()) == {pool.size}, found
-
-
-def _under_another_name(rank: Rank) -> dict[str, Any]:
-    """Finds communicators by their group if the communicators have names of their own."""
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_a_group_stands_for_its_communicator_under_any_name(rank: Rank) -> None:
+    """Functions, layers, patches and compiled code find the same communicator. Finds communicators
+    by their group if the communicators have names of their own."""
     group, other = rank.fresh_group(), rank.fresh_group()
     name = str(group.group_name)
     settings: dict[str, Any] = {"device": rank.device, "payload_bytes": 4 << 20}
@@ -88,23 +86,20 @@ def _under_another_name(rank: Rank) -> dict[str, Any]:
         found["other"] = attempt(lambda: collx.allreduce(x, group=other))
     found["default"] = [name if each == name else f"not {each}" for each in found["default"]]
     found["name"] = name
-    return found
+    assert found["none"] is False
+    assert set(found["one"]) == set(found["one again"]) == {"mine"}, found
+    assert set(found["default"]) == {found["name"]}, found
+    for result in found["several"]:
+        assert result.error == "ValueError", result
+        assert "'mine', 'yours'" in result.message, result
+    assert found["other"].error == "ValueError", found
 
 
 @pytest.mark.worlds(1, 2)
-def test_a_group_stands_for_its_communicator_under_any_name(pool: Pool) -> None:
-    """Functions, layers, patches and compiled code find the same communicator."""
-    for found in pool.run(_under_another_name):
-        assert found["none"] is False
-        assert set(found["one"]) == set(found["one again"]) == {"mine"}, found
-        assert set(found["default"]) == {found["name"]}, found
-        for result in found["several"]:
-            assert result.error == "ValueError", result
-            assert "'mine', 'yours'" in result.message, result
-        assert found["other"].error == "ValueError", found
-
-
-def _names_of_others(rank: Rank) -> dict[str, Any]:
+@on_ranks
+def test_no_group_stands_for_a_communicator_of_other_ranks(rank: Rank) -> None:
+    """PyTorch names its groups "0", "1", and so on. A communicator with such a name could be used
+    for a group that has other ranks, and would silently sum over the wrong ranks."""
     settings: dict[str, Any] = {"device": rank.device, "payload_bytes": 4 << 20}
     groups = [dist.new_group([r]) for r in range(rank.size)]
     world = str(dist.group.WORLD.group_name)  # type: ignore[union-attr]
@@ -128,27 +123,21 @@ def _names_of_others(rank: Rank) -> dict[str, Any]:
             )
         )
         found["initialized"] = collx.is_initialized(group)
-    return found
+    assert found["taken"].error == "ValueError", found
+    assert "name of another process group" in found["taken"].message
+    if rank.size > 1:
+        assert found["taken on one"].error == "InitError", found
+        assert "name of another process group" in found["taken on one"].message
+    assert found["same"]
+    assert found["initialized"] is False
+    for result in found["later"]:
+        assert result.error, result
+        assert "made from another group" in result.message, result
 
 
-@pytest.mark.worlds(1, 2)
-def test_no_group_stands_for_a_communicator_of_other_ranks(pool: Pool) -> None:
-    """PyTorch names its groups "0", "1", and so on. A communicator with such a name could be used
-    for a group that has other ranks, and would silently sum over the wrong ranks."""
-    for found in pool.run(_names_of_others):
-        assert found["taken"].error == "ValueError", found
-        assert "name of another process group" in found["taken"].message
-        if pool.size > 1:
-            assert found["taken on one"].error == "InitError", found
-            assert "name of another process group" in found["taken on one"].message
-        assert found["same"]
-        assert found["initialized"] is False
-        for result in found["later"]:
-            assert result.error, result
-            assert "made from another group" in result.message, result
-
-
-def _wrong_groups(rank: Rank) -> dict[str, Attempt]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_what_stands_for_no_group_is_refused_by_name(rank: Rank) -> None:
     communicator = rank.communicator()
     flat = init_device_mesh(rank.device.type, (rank.size, 1), mesh_dim_names=("tp", "dp"))
     gone = rank.fresh_group()
@@ -166,11 +155,6 @@ def _wrong_groups(rank: Rank) -> dict[str, Attempt]:
     }
     found = {what: attempt(call) for what, call in wrong.items()}
     assert works(rank, communicator)
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_what_stands_for_no_group_is_refused_by_name(pool: Pool) -> None:
     words = {
         "mesh": ("ValueError", "2 dimensions", "tp", 'mesh["name"]'),
         "int": ("TypeError", "int", "DeviceMesh", "ProcessGroup", "Communicator"),
@@ -178,14 +162,15 @@ def test_what_stands_for_no_group_is_refused_by_name(pool: Pool) -> None:
         "another job's": ("ValueError", "never initialized", "destroyed"),
         "without one": ("ValueError", "collx.init"),
     }
-    for found in pool.run(_wrong_groups):
-        for what, result in found.items():
-            error, *said = words[what.partition(",")[0]]
-            assert result.error == error, (what, result)
-            assert all(word in result.message for word in said), (what, result)
+    for what, result in found.items():
+        error, *said = words[what.partition(",")[0]]
+        assert result.error == error, (what, result)
+        assert all(word in result.message for word in said), (what, result)
 
 
-def _reduced(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_reduction_is_named_or_torchs_own(rank: Rank) -> list[str]:
     communicator = rank.communicator()
     x = torch.arange(1.0, 13.0, device=rank.device) + rank.rank
     wrong = []
@@ -209,11 +194,9 @@ def _reduced(rank: Rank) -> list[str]:
 
 
 @pytest.mark.worlds(2)
-def test_a_reduction_is_named_or_torchs_own(pool: Pool) -> None:
-    assert pool.run(_reduced) == [[], []]
-
-
-def _compiled_reductions(rank: Rank) -> list[str]:
+@on_ranks
+def test_a_reduction_of_torch_compiles_into_one_graph(rank: Rank) -> list[str]:
+    """Another reduction compiles again, and does not use the graph of the first one."""
     communicator = rank.communicator()
     x = torch.arange(1.0, 13.0, device=rank.device) + rank.rank
     torch._dynamo.reset()
@@ -235,12 +218,8 @@ def _compiled_reductions(rank: Rank) -> list[str]:
 
 
 @pytest.mark.worlds(2)
-def test_a_reduction_of_torch_compiles_into_one_graph(pool: Pool) -> None:
-    """Another reduction compiles again, and does not use the graph of the first one."""
-    assert pool.run(_compiled_reductions) == [[], []]
-
-
-def _wrong_reductions(rank: Rank) -> dict[str, Attempt]:
+@on_ranks
+def test_a_reduction_that_collx_does_not_have_is_refused_by_name(rank: Rank) -> None:
     communicator = rank.communicator()
     scaled: Any = dist._make_nccl_premul_sum(2.0)
     wrong = {"PREMUL_SUM": scaled, "BAND": dist.ReduceOp.BAND, "7": 7}
@@ -251,20 +230,16 @@ def _wrong_reductions(rank: Rank) -> dict[str, Attempt]:
             name = f"{what}, {function.__name__}"
             found[name] = attempt(lambda: function(x, op, group=communicator))  # noqa: B023
     assert works(rank, communicator)
-    return found
+    for what, result in found.items():
+        given, _, called = what.partition(", ")
+        assert result.error == ("TypeError" if given == "7" else "ValueError"), (what, result)
+        for word in (f"collx.{called}: reduce_op", given, "sum, avg, max, min, prod"):
+            assert word in result.message, (what, result)
 
 
-@pytest.mark.worlds(2)
-def test_a_reduction_that_collx_does_not_have_is_refused_by_name(pool: Pool) -> None:
-    for found in pool.run(_wrong_reductions):
-        for what, result in found.items():
-            given, _, function = what.partition(", ")
-            assert result.error == ("TypeError" if given == "7" else "ValueError"), (what, result)
-            for word in (f"collx.{function}: reduce_op", given, "sum, avg, max, min, prod"):
-                assert word in result.message, (what, result)
-
-
-def _alike(rank: Rank) -> list[bool]:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_symmetric_tensors_like_others_and_of_zeros(rank: Rank) -> None:
     communicator = rank.communicator()
     plain = torch.zeros(4, 6, dtype=torch.bfloat16, device=rank.device).t()
     like = collx.empty_like(plain, group=communicator)
@@ -273,7 +248,7 @@ def _alike(rank: Rank) -> list[bool]:
     own = communicator.zeros(5, 2, dtype=torch.float64), communicator.empty_like(plain)
     direct = like.fill_(1), communicator.empty_like(like, dtype=torch.bfloat16)
     collx.allreduce(direct[0], out=direct[1], group=communicator, algorithm="pull_push")
-    return [
+    found = [
         like.shape == (6, 4) and like.dtype == torch.bfloat16 and like.is_contiguous(),
         other.shape == (6, 4) and other.dtype == torch.int64,
         zero.shape == (5, 2) and zero.dtype == torch.float64 and bool((zero == 0).all()),
@@ -283,9 +258,4 @@ def _alike(rank: Rank) -> list[bool]:
         collx.zeros((5, np.int64(2)), group=communicator).shape == (5, 2),
         attempt(lambda: collx.empty_like("x", group=communicator)).error == "TypeError",  # type: ignore[arg-type]
     ]
-
-
-@pytest.mark.worlds(1, 2)
-def test_symmetric_tensors_like_others_and_of_zeros(pool: Pool) -> None:
-    for found in pool.run(_alike):
-        assert found == [True] * 8
+    assert found == [True] * 8

@@ -17,7 +17,7 @@ from ..overloads import (
     writing_overloads,
     written_by,
 )
-from ..pool import Pool
+from ..pool import on_ranks
 from ..rank import Rank
 from ..values import unequal
 
@@ -98,7 +98,11 @@ def _dtypes(overload: Any) -> list[torch.dtype]:
     return [torch.float32] if reduces else [torch.float32, torch.complex64]
 
 
-def _every_overload(rank: Rank) -> tuple[list[str], int]:
+@pytest.mark.worlds(1, 2, 3)
+@on_ranks
+def test_every_overload_reads_and_writes_lazy_views(rank: Rank) -> None:
+    """Each tensor of each overload by itself, and all of them together: the same bits as for plain
+    tensors, one new version of each written tensor, and no writes next to it."""
     communicator = rank.communicator()
     wrong, count = [], 0
     for overload in all_overloads():
@@ -113,19 +117,13 @@ def _every_overload(rank: Rank) -> tuple[list[str], int]:
                 if found:
                     wrong.append(f"{overload} of {dtype}, lazy {chosen}: {found}")
     communicator.raise_if_failed()
-    return wrong, count
+    assert not wrong, "\n".join(wrong)
+    assert count > 150
 
 
-@pytest.mark.worlds(1, 2, 3)
-def test_every_overload_reads_and_writes_lazy_views(pool: Pool) -> None:
-    """Each tensor of each overload by itself, and all of them together: the same bits as for plain
-    tensors, one new version of each written tensor, and no writes next to it."""
-    for wrong, count in pool.run(_every_overload):
-        assert not wrong, "\n".join(wrong)
-        assert count > 150
-
-
-def _in_inference_mode(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_lazy_inference_tensors_are_written(rank: Rank) -> list[str]:
     communicator = rank.communicator()
     wrong = []
     with torch.inference_mode():
@@ -141,11 +139,8 @@ def _in_inference_mode(rank: Rank) -> list[str]:
 
 
 @pytest.mark.worlds(2)
-def test_lazy_inference_tensors_are_written(pool: Pool) -> None:
-    assert pool.run(_in_inference_mode) == [[]] * pool.size
-
-
-def _refused(rank: Rank) -> list[str]:
+@on_ranks
+def test_a_refused_call_leaves_lazy_views_as_they_are(rank: Rank) -> None:
     communicator = rank.communicator()
     wrong = []
     for overload in writing_overloads():
@@ -161,16 +156,13 @@ def _refused(rank: Rank) -> list[str]:
             if bool(unequal(call[name].resolve_neg(), value).any())
         ]
     assert works(rank, communicator)
-    return wrong
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.worlds(2)
-def test_a_refused_call_leaves_lazy_views_as_they_are(pool: Pool) -> None:
-    for wrong in pool.run(_refused):
-        assert not wrong, "\n".join(wrong)
-
-
-def _overlapping(rank: Rank) -> list[str]:
+@on_ranks
+def test_a_lazy_view_that_overlaps_itself_is_refused(rank: Rank) -> None:
+    """Before anything is launched, as for plain tensors."""
     communicator = rank.communicator()
     wrong = []
     for overload in writing_overloads():
@@ -184,14 +176,7 @@ def _overlapping(rank: Rank) -> list[str]:
             if found.error != "ValueError" or f"collx.{op}: {name}: " not in found.message:
                 wrong.append(f"{overload}: {name}: {found}")
     assert works(rank, communicator)
-    return wrong
-
-
-@pytest.mark.worlds(2)
-def test_a_lazy_view_that_overlaps_itself_is_refused(pool: Pool) -> None:
-    """Before anything is launched, as for plain tensors."""
-    for wrong in pool.run(_overlapping):
-        assert not wrong, "\n".join(wrong)
+    assert not wrong, "\n".join(wrong)
 
 
 def _write(z: torch.Tensor, memory: torch.Tensor, other: torch.Tensor, name: str) -> None:
@@ -205,21 +190,20 @@ def _tensors(rank: Rank) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.complex(x, -x), torch.complex(x, x), torch.complex(-x, x)
 
 
-def _compiled(rank: Rank, backend: str) -> list[bool]:
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@on_ranks
+def test_compiled_graphs_write_lazy_views(rank: Rank, backend: str) -> None:
     name = rank.communicator().name
     eager, compiled = _tensors(rank), _tensors(rank)
     _write(*eager, name)
     torch.compile(_write, backend=backend, fullgraph=True)(*compiled, name)
-    return [bool(unequal(a, b).any()) for a, b in zip(eager, compiled, strict=True)]
+    assert [bool(unequal(a, b).any()) for a, b in zip(eager, compiled, strict=True)] == [False] * 3
 
 
 @pytest.mark.worlds(2)
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_graphs_write_lazy_views(pool: Pool, backend: str) -> None:
-    assert pool.run(_compiled, backend) == [[False] * 3] * pool.size
-
-
-def _symmetric(rank: Rank) -> list[bool]:
+@on_ranks
+def test_lazy_views_of_symmetric_memory_stay_symmetric(rank: Rank) -> None:
     communicator = rank.communicator()
     x = torch.arange(64.0, device=rank.device) + rank.rank
     memory = communicator.empty(64)
@@ -233,9 +217,4 @@ def _symmetric(rank: Rank) -> list[bool]:
     source = communicator.empty(64).copy_(x)
     torch.ops.collx.allreduce.out(source, "sum", communicator.name, "pull_push", out=out)
     total = rank.size * torch.arange(64.0) + sum(range(rank.size))
-    return [gathered, out.cpu().equal(total)]
-
-
-@pytest.mark.worlds(2)
-def test_lazy_views_of_symmetric_memory_stay_symmetric(pool: Pool) -> None:
-    assert pool.run(_symmetric) == [[True, True]] * pool.size
+    assert [gathered, out.cpu().equal(total)] == [True, True]

@@ -22,10 +22,10 @@ import torch.distributed as dist
 import collx
 
 from .. import interpreters
-from ..attempt import Attempt, allreduce, attempt, finish, ones, works
+from ..attempt import allreduce, attempt, finish, ones, works
 from ..check import differences
 from ..limits import timeout_now
-from ..pool import Pool, some_stand_for_all
+from ..pool import Pool, on_ranks, some_stand_for_all
 from ..rank import PAYLOAD_BYTES, Rank
 from ..values import inputs_and_reference
 from .voting import instead_of_step
@@ -34,32 +34,30 @@ PUSHES_AND_PULLS = ("oneshot_push", "twoshot_push", "oneshot_pull", "twoshot_pul
 CYCLE_PAYLOAD = 512 << 10  # bytes; 100 leaked payloads would be noticeable
 
 
-def _default_name(rank: Rank) -> bool:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_the_default_communicator_bears_the_name_of_its_group(rank: Rank) -> None:
+    """Lookup by group name: the operator needs only the name of the group."""
     with collx.init(device=rank.device, payload_bytes=4 << 20) as communicator:
         assert communicator.name == dist.distributed_c10d._get_default_group().group_name
         result = torch.ops.collx.allreduce(ones(rank), "sum", communicator.name)
         again = collx.allreduce(ones(rank))
-        return bool((result == rank.size).all() and (again == rank.size).all())
+        assert (result == rank.size).all()
+        assert (again == rank.size).all()
 
 
 @pytest.mark.worlds(1, 2)
-def test_the_default_communicator_bears_the_name_of_its_group(pool: Pool) -> None:
-    """Lookup by group name: the operator needs only the name of the group."""
-    assert all(pool.run(_default_name))
-
-
-def _with_default_device(rank: Rank) -> bool:
-    with torch.device("meta"), rank.new_communicator("default-device") as communicator:
-        return works(rank, communicator)
-
-
-@pytest.mark.worlds(1, 2)
-def test_the_default_device_of_new_tensors_does_not_matter(pool: Pool) -> None:
+@on_ranks
+def test_the_default_device_of_new_tensors_does_not_matter(rank: Rank) -> None:
     """Models are often constructed with the default device "meta" or "cuda"."""
-    assert all(pool.run(_with_default_device))
+    with torch.device("meta"), rank.new_communicator("default-device") as communicator:
+        assert works(rank, communicator)
 
 
-def _destroy_twice(rank: Rank) -> list[Attempt]:
+@pytest.mark.worlds(1, 2, 3)
+@on_ranks
+def test_destroy_twice_is_harmless_and_calls_afterwards_are_refused(rank: Rank) -> None:
+    """Hazard 24."""
     communicator = rank.new_communicator("twice")
     assert works(rank, communicator)
     name = communicator.name
@@ -69,22 +67,19 @@ def _destroy_twice(rank: Rank) -> list[Attempt]:
     assert communicator.destroyed
     with rank.new_communicator("twice") as fresh:
         assert works(rank, fresh)
-    return found
+    once, twice, call, enter = found
+    assert once.error == ""
+    assert twice.error == ""
+    assert call.error in ("ValueError", "CommunicatorPoisoned"), call
+    assert "test-twice" in call.message
+    assert enter.error == "CommunicatorPoisoned"
 
 
-@pytest.mark.worlds(1, 2, 3)
-def test_destroy_twice_is_harmless_and_calls_afterwards_are_refused(pool: Pool) -> None:
-    """Hazard 24."""
-    for once, twice, call, enter in pool.run(_destroy_twice):
-        assert once.error == ""
-        assert twice.error == ""
-        assert call.error in ("ValueError", "CommunicatorPoisoned"), call
-        assert "test-twice" in call.message
-        assert enter.error == "CommunicatorPoisoned"
-
-
-def _of_a_namesake(rank: Rank) -> list[Attempt]:
-    """Uses a destroyed communicator while another one has its name."""
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_a_destroyed_communicator_does_not_stand_for_its_namesake(rank: Rank) -> None:
+    """The new communicator may have other ranks. Dynamo wraps the error in its own exception. Uses
+    a destroyed communicator while another one has its name."""
 
     def compiled() -> torch.Tensor:
         return torch.compile(call, fullgraph=True, backend="eager")(ones(rank))
@@ -102,17 +97,11 @@ def _of_a_namesake(rank: Rank) -> list[Attempt]:
         uses = (lambda: call(ones(rank)), lambda: collx.get(old), lambda: collx.empty(2, group=old))
         found += [attempt(use) for use in (*uses, compiled)]
         assert works(rank, fresh)
-    return found
-
-
-@pytest.mark.worlds(1, 2)
-def test_a_destroyed_communicator_does_not_stand_for_its_namesake(pool: Pool) -> None:
-    """The new communicator may have other ranks. Dynamo wraps the error in its own exception."""
-    for before, *eager, compiled in pool.run(_of_a_namesake):
-        assert before.error == ""
-        for result in (*eager, compiled):
-            assert "communicator 'test-namesake' has been destroyed" in result.message, result
-        assert {result.error for result in eager} == {"CommunicatorPoisoned"}
+    before, *eager, dynamo = found
+    assert before.error == ""
+    for result in (*eager, dynamo):
+        assert "communicator 'test-namesake' has been destroyed" in result.message, result
+    assert {result.error for result in eager} == {"CommunicatorPoisoned"}
 
 
 def _held() -> dict[str, int]:
@@ -172,7 +161,10 @@ def _exchange(rank: Rank, communicator: Any, seed: int) -> str:
     return differences(result.cpu(), expected)
 
 
-def _tensor_and_data_parallel(rank: Rank) -> list[str]:
+@pytest.mark.worlds(4)
+@on_ranks
+def test_tensor_parallel_and_data_parallel_groups_do_not_mix(rank: Rank) -> None:
+    """Hazard 7: TP 2 x DP 2 in one job, together with a communicator of all ranks."""
     rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     tensor_group, data_group = rows[rank.rank // 2], columns[rank.rank % 2]
@@ -199,17 +191,13 @@ def _tensor_and_data_parallel(rank: Rank) -> list[str]:
     row.destroy()
     for group in (tensor_group, data_group):
         dist.destroy_process_group(group)
-    return found
+    assert found == [""] * len(found)
 
 
-@pytest.mark.worlds(4)
-def test_tensor_parallel_and_data_parallel_groups_do_not_mix(pool: Pool) -> None:
-    """Hazard 7: TP 2 x DP 2 in one job, together with a communicator of all ranks."""
-    for found in pool.run(_tensor_and_data_parallel):
-        assert found == [""] * len(found)
-
-
-def _uneven_groups(rank: Rank) -> str:
+@pytest.mark.worlds(3)
+@on_ranks
+def test_ranks_with_different_pasts_meet(rank: Rank) -> str:
+    """Hazard 7: some ranks have used a subgroup before; all ranks still find each other."""
     pair = dist.new_group([0, 2])
     found = ""
     if rank.rank in (0, 2):
@@ -219,13 +207,10 @@ def _uneven_groups(rank: Rank) -> str:
         return found or _exchange(rank, communicator, 5)
 
 
-@pytest.mark.worlds(3)
-def test_ranks_with_different_pasts_meet(pool: Pool) -> None:
-    """Hazard 7: some ranks have used a subgroup before; all ranks still find each other."""
-    assert pool.run(_uneven_groups) == [""] * 3
-
-
-def _several(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2, 4)
+@on_ranks
+def test_several_communicators_on_one_group(rank: Rank) -> None:
+    """Each has its own region; one can be destroyed while the other remains."""
     first, second = rank.new_communicator("first"), rank.new_communicator("second")
     found = []
     for number in range(30):
@@ -233,14 +218,7 @@ def _several(rank: Rank) -> list[str]:
     second.destroy()
     found.append(_exchange(rank, first, 31))
     first.destroy()
-    return found
-
-
-@pytest.mark.worlds(2, 4)
-def test_several_communicators_on_one_group(pool: Pool) -> None:
-    """Each has its own region; one can be destroyed while the other remains."""
-    for found in pool.run(_several):
-        assert found == [""] * 31
+    assert found == [""] * 31
 
 
 def _from_threads(rank: Rank, lives: int) -> list[str]:
@@ -281,52 +259,48 @@ def test_threads_make_and_destroy_communicators_at_once(pool: Pool) -> None:
     assert pool.run(_from_threads, 25 // pool.size**2) == [[]] * pool.size
 
 
-def _one_name_from_two_threads(rank: Rank) -> list[Attempt]:
-    """The second thread starts while the first one is inside init, on every rank."""
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_a_name_that_another_thread_is_making_is_refused(rank: Rank) -> None:
+    """The attempt in progress is not disturbed. The second thread starts while the first one is
+    inside init, on every rank."""
     found = []
 
     def run(setup: Any, original: Callable[[Any], Any]) -> Any:
-        second = threading.Thread(
+        other = threading.Thread(
             target=lambda: found.append(attempt(lambda: rank.new_communicator("twin")))
         )
-        second.start()
-        second.join()
+        other.start()
+        other.join()
         return original(setup)
 
     with instead_of_step("machine", run), rank.new_communicator("twin") as communicator:
         assert works(rank, communicator)
-    return found
+    (second,) = found
+    assert second.error == "ValueError", second
+    assert "another thread" in second.message
 
 
-@pytest.mark.worlds(1, 2)
-def test_a_name_that_another_thread_is_making_is_refused(pool: Pool) -> None:
-    """The attempt in progress is not disturbed."""
-    for (found,) in pool.run(_one_name_from_two_threads):
-        assert found.error == "ValueError", found
-        assert "another thread" in found.message
-
-
-def _different_order(rank: Rank) -> tuple[Attempt, bool]:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_allocations_in_another_order_are_refused(rank: Rank) -> None:
+    """Hazard 16: ranks that would get the wrong buffers all raise, and remain usable."""
     communicator = rank.new_communicator("order", call_timeout=3.0)
     sizes = [(100,), (200,)] if rank.rank == 0 else [(200,), (100,)]
     found = attempt(lambda: [communicator.empty(size) for size in sizes])
     rank.barrier()
     fine = works(rank, communicator)
     communicator.destroy()
-    return found, fine
+    assert found.error == "CollectiveMismatch", found
+    assert "100" in found.message
+    assert "200" in found.message
+    assert fine
 
 
-@pytest.mark.worlds(2, 3)
-def test_allocations_in_another_order_are_refused(pool: Pool) -> None:
-    """Hazard 16: ranks that would get the wrong buffers all raise, and remain usable."""
-    for found, fine in pool.run(_different_order):
-        assert found.error == "CollectiveMismatch", found
-        assert "100" in found.message
-        assert "200" in found.message
-        assert fine
-
-
-def _register(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2, 4)
+@on_ranks
+def test_tensors_of_pytorchs_symmetric_memory_can_be_registered(rank: Rank) -> None:
+    """After collx.register, peers read and write these tensors in place."""
     from torch.distributed import _symmetric_memory as symmetric_memory
 
     communicator = rank.communicator()
@@ -341,17 +315,13 @@ def _register(rank: Rank) -> list[str]:
         out.fill_(float("nan"))
         torch.ops.collx.allreduce.out(tensor, "sum", communicator.name, algorithm, 0, out=out)
         found.append(differences(out.cpu(), expected))
-    return found
+    assert found == ["", "", ""]
 
 
-@pytest.mark.worlds(2, 4)
-def test_tensors_of_pytorchs_symmetric_memory_can_be_registered(pool: Pool) -> None:
-    """After collx.register, peers read and write these tensors in place."""
-    for found in pool.run(_register):
-        assert found == ["", "", ""]
-
-
-def _recycled(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_memory_of_a_dead_symmetric_tensor_is_not_taken_for_symmetric(rank: Rank) -> None:
+    """The registry holds storages weakly."""
     communicator = rank.communicator()
     inputs, expected = inputs_and_reference(rank.size, "random", "float32", "sum", 500, 3)
     found = []
@@ -365,14 +335,7 @@ def _recycled(rank: Rank) -> list[str]:
         found.append(differences(allreduce(communicator, ordinary).cpu(), expected))
         refused = attempt(partial(allreduce, communicator, ordinary, "pull_push"))
         assert refused.error, "an ordinary tensor was taken for a symmetric one"
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_memory_of_a_dead_symmetric_tensor_is_not_taken_for_symmetric(pool: Pool) -> None:
-    """The registry holds storages weakly."""
-    for found in pool.run(_recycled):
-        assert found == [""] * 20
+    assert found == [""] * 20
 
 
 def _share(tensor: torch.Tensor) -> None:
@@ -508,7 +471,10 @@ def test_selection_does_not_depend_on_facts_of_one_rank(pool: Pool) -> None:
     assert all(wrong == "" for found in results for _, wrong in found)
 
 
-def _workspace(rank: Rank) -> list[int]:
+@pytest.mark.worlds(1, 2, 4)
+@on_ranks
+def test_workspace_and_explain_tell_where_bytes_go(rank: Rank) -> None:
+    """Hazard 17: explain and workspace_bytes report the same capacity, within the stated bounds."""
     sizes = [
         collx.workspace_bytes("allreduce", (1000,), torch.float32, rank.size, algorithm)
         for algorithm in PUSHES_AND_PULLS
@@ -525,18 +491,12 @@ def _workspace(rank: Rank) -> list[int]:
         assert larger.chunks > 1
         assert larger.workspace_bytes > size
     assert communicator.explain("allreduce", 1000).algorithm in PUSHES_AND_PULLS
-    return sizes
-
-
-@pytest.mark.worlds(1, 2, 4)
-def test_workspace_and_explain_tell_where_bytes_go(pool: Pool) -> None:
-    """Hazard 17: explain and workspace_bytes report the same capacity, within the stated bounds."""
-    for oneshot_push, twoshot_push, oneshot_pull, twoshot_pull in pool.run(_workspace):
-        tile = 1024
-        assert oneshot_push <= 2 * pool.size * (4000 + tile)
-        assert twoshot_push <= 4 * (4000 + pool.size * tile)
-        assert oneshot_pull <= 2 * (4000 + tile)
-        assert twoshot_pull <= 2 * (4000 + 4000 // pool.size + (pool.size + 1) * tile)
+    oneshot_push, twoshot_push, oneshot_pull, twoshot_pull = sizes
+    tile = 1024
+    assert oneshot_push <= 2 * rank.size * (4000 + tile)
+    assert twoshot_push <= 4 * (4000 + rank.size * tile)
+    assert oneshot_pull <= 2 * (4000 + tile)
+    assert twoshot_pull <= 2 * (4000 + 4000 // rank.size + (rank.size + 1) * tile)
 
 
 EXITS = {

@@ -14,7 +14,7 @@ import torch
 from collx import nn
 
 from ..check import differences
-from ..pool import Pool, some_stand_for_all
+from ..pool import Pool, on_ranks, some_stand_for_all
 from ..rank import Rank
 from ..shares import integers, own_part
 
@@ -45,7 +45,11 @@ def unsplit(layer: Layer) -> tuple[torch.Tensor, Layer]:
     return y.detach(), Layer(x.grad, up.grad, down.grad, layer.weights)
 
 
-def _perceptron(rank: Rank, way: str) -> list[str]:
+@pytest.mark.worlds(1, 2, 3, 4)
+@pytest.mark.parametrize("way", ["tensor", "gathered between", "sequence"])
+@on_ranks
+def test_parallel_layers_have_the_gradients_of_the_unsplit_ones(rank: Rank, way: str) -> list[str]:
+    """Hazard 29: Megatron-LM's functions around a column- and a row-parallel layer, uneven."""
     name = rank.communicator().name
     layer = whole_layer(rank)
     output, gradients = unsplit(layer)
@@ -81,13 +85,6 @@ def _perceptron(rank: Rank, way: str) -> list[str]:
     ]
 
 
-@pytest.mark.worlds(1, 2, 3, 4)
-@pytest.mark.parametrize("way", ["tensor", "gathered between", "sequence"])
-def test_parallel_layers_have_the_gradients_of_the_unsplit_ones(pool: Pool, way: str) -> None:
-    """Hazard 29: Megatron-LM's functions around a column- and a row-parallel layer, uneven."""
-    assert pool.run(_perceptron, way) == [[]] * pool.size
-
-
 def _joined_and_divided(rank: Rank, axis: int, shape: tuple[int, ...]) -> bool:
     """Returns whether splitting and gathering is the identity, and its gradient too."""
     communicator = rank.communicator()
@@ -121,7 +118,10 @@ def test_any_axis_of_even_and_uneven_sizes(pool: Pool, axis: int) -> None:
         assert pool.run(_joined_and_divided, axis, shape) == [True] * pool.size
 
 
-def _without_gradients(rank: Rank) -> list[bool]:
+@pytest.mark.worlds(1, 2, 3)
+@on_ranks
+def test_pairs_work_without_gradients(rank: Rank) -> None:
+    """Under torch.no_grad, only the values are computed."""
     name = rank.communicator().name
     size = rank.size
     x = integers((2 * size, 3), 1).to(rank.device).requires_grad_()
@@ -137,16 +137,13 @@ def _without_gradients(rank: Rank) -> list[bool]:
         }
     for result, expected in results.items():
         found.append(torch.equal(result, expected) and not result.requires_grad)
-    return found
+    assert found == [True] * 6
 
 
 @pytest.mark.worlds(1, 2, 3)
-def test_pairs_work_without_gradients(pool: Pool) -> None:
-    """Under torch.no_grad, only the values are computed."""
-    assert pool.run(_without_gradients) == [[True] * 6] * pool.size
-
-
-def _second_derivative(rank: Rank) -> bool:
+@on_ranks
+def test_gradients_of_gradients_are_right(rank: Rank) -> None:
+    """The backward of each function is the other function of its pair, so it has a backward too."""
     name = rank.communicator().name
     weights = integers((rank.size, 4), 1).to(rank.device)
     values = integers((4,), 2).to(rank.device)
@@ -161,16 +158,13 @@ def _second_derivative(rank: Rank) -> bool:
         shared = nn.copy_to_ranks(x, name)
         return nn.reduce_from_ranks(shared * shared * weights[rank.rank], name)
 
-    return torch.equal(of(split), of(lambda x: x * x * weights.sum(0)))
+    assert torch.equal(of(split), of(lambda x: x * x * weights.sum(0)))
 
 
 @pytest.mark.worlds(1, 2, 3)
-def test_gradients_of_gradients_are_right(pool: Pool) -> None:
-    """The backward of each function is the other function of its pair, so it has a backward too."""
-    assert pool.run(_second_derivative) == [True] * pool.size
-
-
-def _transformed(rank: Rank) -> dict[str, list[bool]]:
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@on_ranks
+def test_torch_func_transforms_each_function(rank: Rank) -> None:
     """Compares transforms of each function with autograd, for a batch of three."""
     name = rank.communicator().name
     size = 2 * rank.size + 1
@@ -202,15 +196,8 @@ def _transformed(rank: Rank) -> dict[str, list[bool]]:
             torch.equal(torch.func.grad(loss)(batch[0]), wanted[0]),
             torch.equal(torch.func.vmap(torch.func.grad(loss))(batch), torch.stack(wanted)),
         ]
-    return found
-
-
-@pytest.mark.worlds(1, 2, 3)
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_torch_func_transforms_each_function(pool: Pool) -> None:
-    for found in pool.run(_transformed):
-        assert len(found) == 6
-        assert {what for what, same in found.items() if not all(same)} == set(), found
+    assert len(found) == 6
+    assert {what for what, same in found.items() if not all(same)} == set(), found
 
 
 def _compiled_pairs(rank: Rank, dynamic: bool, by_name: bool = True) -> list[str]:

@@ -18,7 +18,7 @@ from torch.fx import Graph
 import collx
 
 from ..compiling import operators_in, through_pass
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 from .patched import far, seen, training_step, world_mesh
 
@@ -212,7 +212,10 @@ def test_modules_that_dtensor_parallelizes(
         assert found["rewritten"] == rewritten
 
 
-def _fsdp(rank: Rank) -> dict[str, Any]:
+@pytest.mark.worlds(2)
+@on_ranks(deadline=300.0)
+def test_a_model_that_fsdp2_shards(rank: Rank) -> None:
+    """Its blocks are compiled; FSDP gathers and scatters around them, in eager mode."""
     from torch.distributed.fsdp import fully_shard
 
     mesh = world_mesh(rank)
@@ -228,14 +231,8 @@ def _fsdp(rank: Rank) -> dict[str, Any]:
         with collx.patch(model):
             patched, ops = seen(lambda: training_step(model, x))
     torch._dynamo.reset()
-    return {"ops": ops, "far": far(patched, own)}
-
-
-@pytest.mark.worlds(2)
-def test_a_model_that_fsdp2_shards(pool: Pool) -> None:
-    """Its blocks are compiled; FSDP gathers and scatters around them, in eager mode."""
-    for found in pool.run(_fsdp, deadline=300.0):
-        assert found["far"] == []
-        # Gathers in forward and, except for the last norm, in backward; then the scatters of the
-        # gradients.
-        assert found["ops"] == [*["allgather"] * 5, *["reducescatter"] * 3]
+    found = {"ops": ops, "far": far(patched, own)}
+    assert found["far"] == []
+    # Gathers in forward and, except for the last norm, in backward; then the scatters of the
+    # gradients.
+    assert found["ops"] == [*["allgather"] * 5, *["reducescatter"] * 3]

@@ -6,17 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from ..attempt import Attempt, allreduce, attempt, ones, works
+from ..attempt import allreduce, attempt, ones, works
 from ..calls import run_call
 from ..collectives import Call
 from ..multicast import ALGORITHMS, NORM_WAYS, WAYS
 from ..norms import NAMES as NORMS
 from ..norms import Call as Norm
-from ..pool import Pool
+from ..pool import on_ranks
 from ..rank import Rank
 
 
-def _refused(rank: Rank) -> tuple[list[Attempt], str | None, str, bool]:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_refused_with_what_is_missing_and_what_auto_takes(rank: Rank) -> None:
+    """The tests disable multicast on GPUs, and CPU memory does not support it."""
     communicator = rank.communicator()
     found = []
     for algorithm in ALGORITHMS:
@@ -26,26 +29,22 @@ def _refused(rank: Rank) -> tuple[list[Attempt], str | None, str, bool]:
             attempt(lambda: communicator.explain("allreduce", 1000, algorithm=algorithm)),  # noqa: B023
         ]
     taken = communicator.explain("allreduce", 1000).algorithm
-    return found, communicator.multicast_unavailable_reason, taken, works(rank, communicator)
+    why = communicator.multicast_unavailable_reason
+    assert works(rank, communicator)
+    assert why
+    names = [name for name in ALGORITHMS for _ in range(3)]
+    for name, result in zip(names, found, strict=True):
+        assert result.error == "NotImplementedError", result
+        for word in ("algorithm", name, "NVLink multicast", why, f'"auto" selects {taken}'):
+            assert word in result.message, (word, result)
+    if rank.device.type == "cpu":
+        assert "CPU" in why
 
 
 @pytest.mark.worlds(1, 2)
-def test_refused_with_what_is_missing_and_what_auto_takes(pool: Pool) -> None:
-    """The tests disable multicast on GPUs, and CPU memory does not support it."""
-    for attempts, why, taken, well in pool.run(_refused):
-        assert well
-        assert why
-        names = [name for name in ALGORITHMS for _ in range(3)]
-        for name, found in zip(names, attempts, strict=True):
-            assert found.error == "NotImplementedError", found
-            for word in ("algorithm", name, "NVLink multicast", why, f'"auto" selects {taken}'):
-                assert word in found.message, (word, found)
-        if pool.world.device == "cpu":
-            assert "CPU" in why
-
-
-def _others_refused(rank: Rank) -> tuple[dict[tuple[str, str], Attempt], bool]:
-    """Returns for every operator the outcome of a call with data, one without, and explain()."""
+@on_ranks
+def test_every_operator_refuses_it(rank: Rank) -> None:
+    """Of every operator, a call with data, one without, and explain()."""
     communicator = rank.communicator()
     found = {}
     for op, algorithm in (*WAYS, *NORM_WAYS):
@@ -59,20 +58,14 @@ def _others_refused(rank: Rank) -> tuple[dict[tuple[str, str], Attempt], bool]:
         found[op, f"{algorithm} explained"] = attempt(
             lambda: communicator.explain(op, (2, 64), algorithm=algorithm)  # noqa: B023
         )
-    return found, works(rank, communicator)
-
-
-@pytest.mark.worlds(1, 2)
-def test_every_operator_refuses_it(pool: Pool) -> None:
-    for found, well in pool.run(_others_refused):
-        assert well
-        assert len(found) == 3 * len(WAYS + NORM_WAYS)
-        for (op, call), refused in found.items():
-            assert refused.error == "NotImplementedError", (op, call, refused)
-            for word in (f'"{call.split()[0]}"', "NVLink multicast", "has none", '"auto" selects '):
-                assert word in refused.message, (op, call, word, refused)
-            if "explained" not in call:
-                assert f"collx.{op}: algorithm" in refused.message, (op, refused)
+    assert works(rank, communicator)
+    assert len(found) == 3 * len(WAYS + NORM_WAYS)
+    for (op, which), refused in found.items():
+        assert refused.error == "NotImplementedError", (op, which, refused)
+        for word in (f'"{which.split()[0]}"', "NVLink multicast", "has none", '"auto" selects '):
+            assert word in refused.message, (op, which, word, refused)
+        if "explained" not in which:
+            assert f"collx.{op}: algorithm" in refused.message, (op, refused)
 
 
 def test_there_are_such_algorithms() -> None:

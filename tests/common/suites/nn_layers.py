@@ -77,8 +77,10 @@ def test_split_layers_compute_what_the_whole_ones_do(
     return [what for what, (a, b) in pairs.items() if not torch.allclose(a, b, 1e-9, 1e-9)]
 
 
-def _frozen(rank: Rank) -> list[tuple[str, bool]]:
-    """Returns which parameters are trained after the weights, but not the biases, were frozen."""
+@pytest.mark.worlds(1)
+@on_ranks
+def test_frozen_parameters_stay_frozen(rank: Rank) -> None:
+    """The weights were frozen, but not the biases."""
     group = rank.communicator()
     linear, layer, rms = torch_nn.Linear(4, 4), torch_nn.LayerNorm(4), torch_nn.RMSNorm(4)
     for whole in (linear, layer, rms):
@@ -89,16 +91,15 @@ def _frozen(rank: Rank) -> list[tuple[str, bool]]:
         nn.TensorParallelLayerNorm.from_module(layer, group=group),
         nn.TensorParallelRMSNorm.from_module(rms, group=group),
     )
-    return [(n, p.requires_grad) for module in made for n, p in module.named_parameters()]
+    found = [(n, p.requires_grad) for module in made for n, p in module.named_parameters()]
+    assert found == [*[("weight", False), ("bias", True)] * 3, ("weight", False)]
 
 
-@pytest.mark.worlds(1)
-def test_frozen_parameters_stay_frozen(pool: Pool) -> None:
-    assert pool.run(_frozen) == [[*[("weight", False), ("bias", True)] * 3, ("weight", False)]]
-
-
-def _under_autocast(rank: Rank) -> list[str]:
-    """Compares layers, eager and compiled, with the whole ones under autocast."""
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_layers_follow_autocast(rank: Rank) -> list[str]:
+    """Also products that overlap. The values are exact in bfloat16. Compares layers, eager and
+    compiled, with the whole ones under autocast."""
     communicator = rank.communicator()
     whole = torch_nn.Linear(IN, IN * rank.size, device=rank.device)
     own = nn.shard_range(IN * rank.size, rank.size, rank.rank)
@@ -128,13 +129,9 @@ def _under_autocast(rank: Rank) -> list[str]:
     return wrong
 
 
-@pytest.mark.worlds(1, 2)
-def test_layers_follow_autocast(pool: Pool) -> None:
-    """Also products that overlap. The values are exact in bfloat16."""
-    assert pool.run(_under_autocast) == [[]] * pool.size
-
-
-def _made(rank: Rank) -> dict[str, bool]:
+@pytest.mark.worlds(1, 3)
+@on_ranks
+def test_layers_that_are_made_anew(rank: Rank) -> None:
     communicator = rank.communicator()
     column = nn.ColumnParallelLinear(IN, HIDDEN, False, group=communicator, device=rank.device)
     row = nn.RowParallelLinear(HIDDEN, OUT, group=communicator, dtype=torch.float64)
@@ -142,7 +139,7 @@ def _made(rank: Rank) -> dict[str, bool]:
     partial = nn.RowParallelLinear(HIDDEN, OUT, False, group=communicator, reduce=lambda y: y)
     own = len(range(HIDDEN)[nn.shard_range(HIDDEN, rank.size, rank.rank)])
     hidden = torch.ones(2, own)
-    return {
+    found = {
         "column": column.weight.shape == (own, IN) and column.bias is None,
         "row": row.weight.shape == (OUT, own) and row.weight.dtype == torch.float64,
         "units": heads.weight.shape == (5, IN) and heads(torch.ones(1, IN)).shape == (1, 5),
@@ -151,12 +148,7 @@ def _made(rank: Rank) -> dict[str, bool]:
         "text": f"out_features={own} of {HIDDEN}" in repr(column),
         "drawn": bool((column.weight.abs() <= IN**-0.5).all() and column.weight.std() > 0),
     }
-
-
-@pytest.mark.worlds(1, 3)
-def test_layers_that_are_made_anew(pool: Pool) -> None:
-    for found in pool.run(_made):
-        assert all(found.values()), found
+    assert all(found.values()), found
 
 
 @pytest.mark.worlds(1, 2, 3)

@@ -17,7 +17,7 @@ import collx
 from collx import nn
 
 from ..check import differences
-from ..pool import Pool, some_stand_for_all
+from ..pool import Pool, on_ranks, some_stand_for_all
 from ..posing import posing
 from ..rank import Rank
 
@@ -204,7 +204,10 @@ def test_quantized_results_agree(pool: Pool, form: str) -> None:
     assert pool.run(_quantized, form) == [[]] * pool.size
 
 
-def _gradients(rank: Rank) -> list[str]:
+@pytest.mark.worlds(1, 2, 3)
+@on_ranks
+def test_it_trains_as_the_unsplit_norm(rank: Rank) -> list[str]:
+    """Gradients of the summand, the residual and the weight."""
     shape = (ROWS, COLS)
     seeds = range(10, 10 + rank.size)
     parts = [random(shape, seed, rank, torch.float64) for seed in seeds]
@@ -236,13 +239,10 @@ def _gradients(rank: Rank) -> list[str]:
     ]
 
 
-@pytest.mark.worlds(1, 2, 3)
-def test_it_trains_as_the_unsplit_norm(pool: Pool) -> None:
-    """Gradients of the summand, the residual and the weight."""
-    assert pool.run(_gradients) == [[]] * pool.size
-
-
-def _operators_called(rank: Rank) -> dict[str, list[str]]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_it_is_one_operator_where_no_gradients_are_asked_for(rank: Rank) -> None:
+    """With gradients, it is the differentiable all-reduce."""
     module = nn.TensorParallelRMSNorm(COLS, group=rank.communicator(), dtype=torch.bfloat16)
     module.to(rank.device)
     partial, residual = tensors(rank, torch.bfloat16)
@@ -261,12 +261,6 @@ def _operators_called(rank: Rank) -> dict[str, list[str]]:
     module.requires_grad_(False)
     call("frozen", partial, residual)
     call("frozen, gradients of the input", partial.requires_grad_(), residual)
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_it_is_one_operator_where_no_gradients_are_asked_for(pool: Pool) -> None:
-    """With gradients, it is the differentiable all-reduce."""
     fused = ["allreduce_residual_rmsnorm"]
     expected = {
         "training": ["allreduce"],
@@ -275,10 +269,18 @@ def test_it_is_one_operator_where_no_gradients_are_asked_for(pool: Pool) -> None
         "frozen": fused,
         "frozen, gradients of the input": ["allreduce"],
     }
-    assert pool.run(_operators_called) == [expected] * pool.size
+    assert found == expected
 
 
-def _compiled(rank: Rank) -> list[str]:
+def _bits(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    one, other = (t.view(torch.uint8) if t.element_size() == 1 else t for t in pair)
+    return one, other
+
+
+@pytest.mark.worlds(2)
+@on_ranks
+def test_it_compiles_into_one_graph(rank: Rank) -> list[str]:
+    """It has the same bits as eager, without a graph break."""
     module = nn.TensorParallelRMSNorm(
         COLS, EPS, group=rank.communicator(), quantization="fp8", dtype=torch.bfloat16
     ).to(rank.device)
@@ -290,18 +292,10 @@ def _compiled(rank: Rank) -> list[str]:
     return [text for text in (differences(*_bits(pair)) for pair in pairs) if text]
 
 
-def _bits(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    one, other = (t.view(torch.uint8) if t.element_size() == 1 else t for t in pair)
-    return one, other
-
-
-@pytest.mark.worlds(2)
-def test_it_compiles_into_one_graph(pool: Pool) -> None:
-    """It has the same bits as eager, without a graph break."""
-    assert pool.run(_compiled) == [[]] * pool.size
-
-
-def _shares_and_describes(rank: Rank) -> list[str]:
+@pytest.mark.worlds(1)
+@on_ranks
+def test_it_shares_the_weight_and_has_the_state_of_a_norm(rank: Rank) -> list[str]:
+    """from_module, state_dict, reset_parameters, extra_repr."""
     norm = torch.nn.RMSNorm(COLS, EPS)
     made = nn.TensorParallelRMSNorm.from_module(norm.eval(), quantization="int8")
     state = copy.deepcopy(made).state_dict()
@@ -341,12 +335,8 @@ def _shares_and_describes(rank: Rank) -> list[str]:
 
 
 @pytest.mark.worlds(1)
-def test_it_shares_the_weight_and_has_the_state_of_a_norm(pool: Pool) -> None:
-    """from_module, state_dict, reset_parameters, extra_repr."""
-    assert pool.run(_shares_and_describes) == [[]]
-
-
-def _moved(rank: Rank) -> list[str]:
+@on_ranks
+def test_from_module_and_to_empty_take_a_device_and_a_dtype(rank: Rank) -> list[str]:
     """Moves norms to other devices and dtypes, as copies and in place."""
     how = collx.Quantization(scale_mode="tensor")
     norm = nn.TensorParallelRMSNorm(COLS, quantization=how, scale=torch.ones(1))
@@ -374,11 +364,8 @@ def _moved(rank: Rank) -> list[str]:
 
 
 @pytest.mark.worlds(1)
-def test_from_module_and_to_empty_take_a_device_and_a_dtype(pool: Pool) -> None:
-    assert pool.run(_moved) == [[]]
-
-
-def _refusals(rank: Rank) -> list[str]:
+@on_ranks
+def test_options_that_do_not_fit_are_refused_by_name(rank: Rank) -> list[str]:
     scale, fp8 = torch.ones(1), cast(Any, torch.float8_e4m3fn)
     attempts: list[tuple[type[Exception], str, Any]] = [
         (ValueError, "rounding", lambda: nn.TensorParallelRMSNorm(4, rounding="half")),
@@ -397,8 +384,3 @@ def _refusals(rank: Rank) -> list[str]:
             if word not in str(reason):
                 found.append(f"{word}: {reason}")
     return found
-
-
-@pytest.mark.worlds(1)
-def test_options_that_do_not_fit_are_refused_by_name(pool: Pool) -> None:
-    assert pool.run(_refusals) == [[]]

@@ -11,7 +11,7 @@ import collx
 from ..attempt import ones
 from ..calls import run_calls
 from ..check import assert_none, differences
-from ..compiling import inductor, require_compiler
+from ..compiling import inductor, needs_compiler
 from ..epilogues import bias_relu
 from ..norms import (
     DTYPES,
@@ -26,7 +26,7 @@ from ..norms import (
     placements,
     sizes,
 )
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 from ..sampling import Factors, every, pairs
 
@@ -75,7 +75,9 @@ def test_any_placement_and_form_will_do(pool: Pool, op: str) -> None:
     _check(pool, calls[1:], "small")
 
 
-def _chunks(rank: Rank) -> str:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_rows_are_counted_over_the_chunks_of_a_fallback(rank: Rank) -> str:
     rows, cols = 2100, 4096  # more rows than a fallback gathers at once
     x, weight = ones(rank, rows * cols).view(rows, cols), ones(rank, cols)
     number = torch.arange(float(rows), device=rank.device)[:, None]
@@ -94,11 +96,9 @@ def _chunks(rank: Rank) -> str:
 
 
 @pytest.mark.worlds(2)
-def test_rows_are_counted_over_the_chunks_of_a_fallback(pool: Pool) -> None:
-    assert pool.run(_chunks) == [""] * 2
-
-
-def _compiled(rank: Rank) -> str:
+@needs_compiler
+@on_ranks
+def test_compiled_code_gives_the_same(rank: Rank) -> str:
     name = rank.communicator().name
     x, bias = ones(rank, 64).view(4, 16) * (rank.rank + 1), ones(rank, 16) * -0.5
 
@@ -112,9 +112,3 @@ def _compiled(rank: Rank) -> str:
     want = model(x, bias).cpu()
     with inductor():
         return differences(torch.compile(model, fullgraph=True)(x, bias).cpu(), want)
-
-
-@pytest.mark.worlds(2)
-def test_compiled_code_gives_the_same(pool: Pool) -> None:
-    require_compiler()
-    assert pool.run(_compiled) == [""] * 2

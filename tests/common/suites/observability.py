@@ -27,14 +27,16 @@ from ..calls import run_calls
 from ..commands import run
 from ..limits import timeout_now
 from ..operators import NAMES, call_of
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 
 LIVES = {"cpu": 40, "cuda": 20}  # of communicators in a test
 KEPT = 1000  # calls that the recorder keeps per communicator
 
 
-def _counted(rank: Rank) -> tuple[Any, Any]:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_statistics_count_calls_and_bytes_of_every_function(rank: Rank) -> None:
     communicator = rank.new_communicator("counted")
     before = communicator.stats()
     x = ones(rank, 300)
@@ -48,19 +50,13 @@ def _counted(rank: Rank) -> tuple[Any, Any]:
     rank.barrier()
     communicator.destroy()
     assert attempt(communicator.stats).error == "ValueError"
-    return before, after
-
-
-@pytest.mark.worlds(2, 3)
-def test_statistics_count_calls_and_bytes_of_every_function(pool: Pool) -> None:
-    for before, after in pool.run(_counted):
-        for function, calls, nbytes in (("allreduce", 3, 3600), ("allgather", 1, 1200)):
-            assert after.calls[function] - before.calls.get(function, 0) == calls
-            assert after.bytes[function] - before.bytes.get(function, 0) == nbytes
-        assert after.calls["barrier"] - before.calls.get("barrier", 0) == 1
-        assert after.completed == (sum(after.calls.values()),) * pool.size
-        assert after.waiting == (False,) * pool.size
-        assert (after.waited is None) == (pool.world.device == "cuda")
+    for function, calls, nbytes in (("allreduce", 3, 3600), ("allgather", 1, 1200)):
+        assert after.calls[function] - before.calls.get(function, 0) == calls
+        assert after.bytes[function] - before.bytes.get(function, 0) == nbytes
+    assert after.calls["barrier"] - before.calls.get("barrier", 0) == 1
+    assert after.completed == (sum(after.calls.values()),) * rank.size
+    assert after.waiting == (False,) * rank.size
+    assert (after.waited is None) == (rank.device.type == "cuda")
 
 
 def _waited_for(rank: Rank, late: int) -> tuple[Any, tuple[float, ...]]:
@@ -96,8 +92,10 @@ def test_statistics_tell_who_is_late(pool: Pool) -> None:
         assert waited[rank] == 0
 
 
-def _read_while_destroyed(rank: Rank, lives: int) -> set[str]:
-    """Returns the errors of a thread that reads what it can while communicators come and go."""
+@pytest.mark.worlds(2)
+@on_ranks
+def test_another_thread_reads_while_communicators_are_destroyed(rank: Rank) -> None:
+    lives = LIVES[rank.device.type]
     import collx
 
     errors = set()
@@ -127,12 +125,7 @@ def _read_while_destroyed(rank: Rank, lives: int) -> set[str]:
         one._leave()  # destroy() would first vote, while the thread uses a core
         reader.join()
         sys.setswitchinterval(interval)
-    return errors - {""}
-
-
-@pytest.mark.worlds(2)
-def test_another_thread_reads_while_communicators_are_destroyed(pool: Pool) -> None:
-    assert pool.run(_read_while_destroyed, LIVES[pool.world.device]) == [set()] * 2
+    assert errors <= {""}
 
 
 def _read_during_a_capture(rank: Rank) -> list[str]:
@@ -165,32 +158,30 @@ def test_reads_of_another_thread_do_not_end_a_capture(pool: Pool) -> None:
     assert pool.run(_read_during_a_capture) == [[""] * 2] * 2
 
 
-def _many(rank: Rank) -> list[tuple[int, str, list[int], str]]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_the_recorder_keeps_the_last_thousand_calls(rank: Rank) -> None:
     communicator = rank.new_communicator("many")
     for number in range(KEPT + 20):
         allreduce(communicator, ones(rank, 1 + number % 3))
     finish(communicator)
     entries = collx.flight_recorder.trace()["entries"]
     communicator.destroy()
-    return [
+    found = [
         (e["collective_seq_id"], e["collx_function"], e["input_sizes"][0], e["state"])
         for e in entries
         if e["process_group"][0] == communicator.name
     ]
+    first = found[0][0]
+    sizes = [[1 + (number + 20) % 3] for number in range(KEPT)]
+    assert found == [
+        (first + place, "allreduce", size, "completed") for place, size in enumerate(sizes)
+    ]
 
 
 @pytest.mark.worlds(2)
-def test_the_recorder_keeps_the_last_thousand_calls(pool: Pool) -> None:
-    for found in pool.run(_many):
-        first = found[0][0]
-        sizes = [[1 + (number + 20) % 3] for number in range(KEPT)]
-        assert found == [
-            (first + place, "allreduce", size, "completed") for place, size in enumerate(sizes)
-        ]
-
-
-def _of_every_operator(rank: Rank) -> list[tuple[str, str]]:
-    """Returns the function and the analyzer's name of one call of each operator."""
+@on_ranks
+def test_the_recorder_knows_every_operator(rank: Rank) -> None:
     communicator = rank.communicator("operators")
     first = communicator._native.calls
     assert run_calls(rank, [call_of(op, 600, rank.size) for op in NAMES], "operators") == []
@@ -198,22 +189,17 @@ def _of_every_operator(rank: Rank) -> list[tuple[str, str]]:
     finish(communicator)
     entries = collx.flight_recorder.trace()["entries"]
     rank.drop("operators")
-    return [
+    found = [
         (e["collx_function"], e["profiling_name"])
         for e in entries
         if e["process_group"][0] == communicator.name and e["collective_seq_id"] >= first
     ]
-
-
-@pytest.mark.worlds(2)
-def test_the_recorder_knows_every_operator(pool: Pool) -> None:
-    for found in pool.run(_of_every_operator):
-        assert {function.partition("_")[0] for function, _ in found} >= {
-            *(op.partition("_")[0] for op in NAMES),
-            "barrier",
-        }
-        for function, name in found:
-            assert (name == "nccl:all_reduce") == (function.startswith("allreduce")), found
+    assert {function.partition("_")[0] for function, _ in found} >= {
+        *(op.partition("_")[0] for op in NAMES),
+        "barrier",
+    }
+    for function, name in found:
+        assert (name == "nccl:all_reduce") == (function.startswith("allreduce")), found
 
 
 def _differing(rank: Rank, prefix: str) -> tuple[Attempt, Attempt]:

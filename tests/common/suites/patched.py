@@ -112,7 +112,10 @@ CALLS = {
 }
 
 
-def _compared(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_calls_of_torch_distributed_are_carried_out_by_collx(rank: Rank) -> list[str]:
+    """With the same results; the process group executes them before and afterwards."""
     group = rank.fresh_group()
     # gloo, the backend of ranks that share a GPU, crashes in functional calls on a GPU.
     own = torch.device("cpu") if rank.world.shared else rank.device
@@ -130,13 +133,10 @@ def _compared(rank: Rank) -> list[str]:
     return wrong
 
 
-@pytest.mark.worlds(2, 3)
-def test_calls_of_torch_distributed_are_carried_out_by_collx(pool: Pool) -> None:
-    """With the same results; the process group executes them before and afterwards."""
-    assert pool.run(_compared) == [[]] * pool.size
-
-
-def _stacked(rank: Rank) -> bool:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_the_parts_may_be_stacked(rank: Rank) -> None:
+    """An additional dimension instead of a longer one: gloo refuses it, NCCL accepts it."""
     group, x = rank.fresh_group(), _given(rank)
     out = x.new_empty(rank.size, *x.shape)
     with rank.new_communicator("patched", group), collx.patch(group):
@@ -144,13 +144,8 @@ def _stacked(rank: Rank) -> bool:
         part = torch.empty_like(x[0])
         dist.reduce_scatter_tensor(part, x, group=group)
     given = torch.stack(rank.gather(x.cpu()))
-    return torch.equal(out.cpu(), given) and torch.equal(part.cpu(), given.sum(0)[rank.rank])
-
-
-@pytest.mark.worlds(2)
-def test_the_parts_may_be_stacked(pool: Pool) -> None:
-    """An additional dimension instead of a longer one: gloo refuses it, NCCL accepts it."""
-    assert pool.run(_stacked) == [True] * 2
+    assert torch.equal(out.cpu(), given)
+    assert torch.equal(part.cpu(), given.sum(0)[rank.rank])
 
 
 def _transposed_gather(x: Tensor, group: Any) -> Tensor:
@@ -282,7 +277,25 @@ ASYNCHRONOUS: dict[str, Asynchronous] = {
 }
 
 
-def _asynchronous(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_coalesced_calls_stay_with_the_process_group(rank: Rank) -> None:
+    """The manager waits for the works of the process group only."""
+    group = rank.fresh_group()
+    with rank.new_communicator("patched", group, 5.0), collx.patch(group):
+        tensors = [torch.full((100,), float(i), device=rank.device) for i in range(3)]
+        with _coalescing_manager(group, async_ops=True) as manager:
+            for tensor in tensors:
+                dist.all_reduce(tensor, group=group, async_op=True)
+        manager.wait()
+        for i, tensor in enumerate(tensors):
+            assert bool((tensor == i * rank.size).all()), tensor
+
+
+@pytest.mark.worlds(2)
+@on_ranks
+def test_ranks_may_differ_in_async_op(rank: Rank) -> list[str]:
+    """collx serves asynchronous calls too."""
     group, wrong = rank.fresh_group(), []
     with rank.new_communicator("patched", group, 5.0), collx.patch(group):
         for what, call in ASYNCHRONOUS.items():
@@ -301,27 +314,6 @@ def _asynchronous(rank: Rank) -> list[str]:
                     results += [copied.wait(), *work.result()]
                 wrong += [f"{what}: {r}" for r in results if differences(r.cpu(), wanted.cpu())]
     return wrong
-
-
-@pytest.mark.worlds(2)
-@on_ranks
-def test_coalesced_calls_stay_with_the_process_group(rank: Rank) -> None:
-    """The manager waits for the works of the process group only."""
-    group = rank.fresh_group()
-    with rank.new_communicator("patched", group, 5.0), collx.patch(group):
-        tensors = [torch.full((100,), float(i), device=rank.device) for i in range(3)]
-        with _coalescing_manager(group, async_ops=True) as manager:
-            for tensor in tensors:
-                dist.all_reduce(tensor, group=group, async_op=True)
-        manager.wait()
-        for i, tensor in enumerate(tensors):
-            assert bool((tensor == i * rank.size).all()), tensor
-
-
-@pytest.mark.worlds(2)
-def test_ranks_may_differ_in_async_op(pool: Pool) -> None:
-    """collx serves asynchronous calls too."""
-    assert pool.run(_asynchronous) == [[]] * 2
 
 
 def _joins(rank: Rank) -> float:
@@ -370,8 +362,10 @@ def test_an_asynchronous_call_fails_in_wait(pool: Pool) -> None:
     assert "rank 1" in found["wait"].message
 
 
-def _inference_tensors(rank: Rank) -> list[str]:
-    """Also on one rank alone: the ranks decide alike."""
+@pytest.mark.worlds(2)
+@on_ranks
+def test_inference_tensors_are_written_outside_of_inference_mode(rank: Rank) -> list[str]:
+    """As torch.distributed writes them. Also on one rank alone: the ranks decide alike."""
     import collx
 
     group, wrong = rank.fresh_group(), []
@@ -386,12 +380,6 @@ def _inference_tensors(rank: Rank) -> list[str]:
                 if under != ops or differences(found.cpu(), wanted.cpu()):
                     wrong.append(f"{what}, {inference}: {under}, {found}")
     return wrong
-
-
-@pytest.mark.worlds(2)
-def test_inference_tensors_are_written_outside_of_inference_mode(pool: Pool) -> None:
-    """As torch.distributed writes them."""
-    assert pool.run(_inference_tensors) == [[]] * 2
 
 
 @pytest.mark.worlds(2)
@@ -462,7 +450,9 @@ def far(found: list[Tensor], wanted: list[Tensor]) -> list[str]:
     ]
 
 
-def _modules(rank: Rank) -> tuple[list[str], list[str], str, str]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_module_names_the_groups_of_its_parameters(rank: Rank) -> None:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -493,19 +483,17 @@ def _modules(rank: Rank) -> tuple[list[str], list[str], str, str]:
         with collx.patch(model):
             found, ops = seen(lambda: training_step(model, x))
         plain = refused(Mlp())
-    return far(found, wanted), ops, without, plain
+    apart = far(found, wanted)
+    assert apart == []
+    assert ops == ["allreduce"]  # after the second layer; the input needs no gradient
+    for message in (without, plain):
+        assert "no parameter that is a DTensor on a group with a communicator" in message
 
 
 @pytest.mark.worlds(2)
-def test_a_module_names_the_groups_of_its_parameters(pool: Pool) -> None:
-    for apart, ops, without, plain in pool.run(_modules):
-        assert apart == []
-        assert ops == ["allreduce"]  # after the second layer; the input needs no gradient
-        for message in (without, plain):
-            assert "no parameter that is a DTensor on a group with a communicator" in message
-
-
-def _compiled(rank: Rank) -> tuple[str, list[str]]:
+@on_ranks(deadline=300.0)
+def test_dynamo_sees_through_a_patch(rank: Rank) -> None:
+    """Dynamo compiles functional collectives, which run on collx where they run eagerly."""
     group = rank.fresh_group()
 
     def model(x: Tensor) -> Tensor:
@@ -518,15 +506,9 @@ def _compiled(rank: Rank) -> tuple[str, list[str]]:
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         found, ops = seen(lambda: compiled(_given(rank)))
         wanted = model(_given(rank))
-    return differences(found.cpu(), wanted.cpu()), ops
-
-
-@pytest.mark.worlds(2)
-def test_dynamo_sees_through_a_patch(pool: Pool) -> None:
-    """Dynamo compiles functional collectives, which run on collx where they run eagerly."""
-    for wrong, ops in pool.run(_compiled, deadline=300.0):
-        assert wrong == ""
-        assert ops == ["allreduce"]
+    wrong = differences(found.cpu(), wanted.cpu())
+    assert wrong == ""
+    assert ops == ["allreduce"]
 
 
 def _refused(rank: Rank) -> str:
@@ -544,7 +526,9 @@ def test_a_group_without_a_communicator_is_refused(pool: Pool) -> None:
         assert "call collx.init first" in message
 
 
-def _with_other_tools(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_other_tools_may_wrap_and_restore_in_any_order(rank: Rank) -> list[str]:
     """Another tool counts calls; its wrapper is installed and removed at any time."""
     group, standing = rank.fresh_group(), dist.all_reduce
     own = torch.device("cpu") if rank.world.shared else rank.device
@@ -596,11 +580,6 @@ def _with_other_tools(rank: Rank) -> list[str]:
     return wrong
 
 
-@pytest.mark.worlds(2)
-def test_other_tools_may_wrap_and_restore_in_any_order(pool: Pool) -> None:
-    assert pool.run(_with_other_tools) == [[]] * 2
-
-
 SUCCESSOR = """
 import torch, torch.distributed as dist, collx
 from collx._patch import _serving
@@ -632,7 +611,9 @@ PATCHED = (
 )
 
 
-def _fails(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_patch_that_fails_leaves_nothing_behind(rank: Rank) -> list[str]:
     """Another tool already overrides the functional broadcast, which only one library may do."""
     group, standing = rank.fresh_group(), {name: getattr(dist, name) for name in PATCHED}
     wrong = []
@@ -654,8 +635,3 @@ def _fails(rank: Rank) -> list[str]:
             _, ops = seen(lambda: call(_given(rank), group).clone())
         wrong += [] if ops == ["allreduce"] else [f"patched afterwards: {ops}"]
     return wrong
-
-
-@pytest.mark.worlds(2)
-def test_a_patch_that_fails_leaves_nothing_behind(pool: Pool) -> None:
-    assert pool.run(_fails) == [[]] * 2

@@ -30,7 +30,7 @@ from ..calls import Call, Prepared
 from ..check import ARENA_BYTES, arenas_of, assert_none
 from ..limits import AT_ONCE, assert_in_time, timeout_now
 from ..operators import random_call
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 from ..worlds import seed_from_environment
 
@@ -105,7 +105,10 @@ def test_posted_and_synchronous_calls_have_the_same_bits(pool: Pool) -> None:
     assert_none(pool.run(_mixed, seed, count))
 
 
-def _handles(rank: Rank) -> None:
+@pytest.mark.worlds(1, 2, 3)
+@on_ranks
+def test_handles_are_what_torch_has(rank: Rank) -> None:
+    """wait() twice, from another thread, with a timeout; handles as context managers; futures."""
     communicator = rank.communicator("posting-handles")
     world = rank.size
     x = ones(rank)
@@ -150,12 +153,6 @@ def _handles(rank: Rank) -> None:
     assert all(bool((result == world * i).all()) for i, result in enumerate(waited))
 
 
-@pytest.mark.worlds(1, 2, 3)
-def test_handles_are_what_torch_has(pool: Pool) -> None:
-    """wait() twice, from another thread, with a timeout; handles as context managers; futures."""
-    pool.run(_handles)
-
-
 class _NoOperator(TorchDispatchMode):
     """Refuses every operator of PyTorch."""
 
@@ -166,8 +163,11 @@ class _NoOperator(TorchDispatchMode):
 MODES = (torch.inference_mode, torch.no_grad, torch.enable_grad)
 
 
-def _modes(rank: Rank) -> list[str]:
-    """Posts in each mode and waits in each mode, immediately or after the call has completed."""
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_the_modes_of_post_count_and_not_those_of_wait(rank: Rank) -> list[str]:
+    """On the CPU, a thread that waits may run the call. Posts in each mode and waits in each mode,
+    immediately or after the call has completed."""
     communicator = rank.communicator("posting-modes")
     found = []
     for posting, waiting in itertools.product(MODES, (*MODES, _NoOperator)):
@@ -186,12 +186,6 @@ def _modes(rank: Rank) -> list[str]:
             if not torch.equal(got.detach(), want.detach()):
                 found.append(f"{posting} {waiting} {algorithm} {pause}: other values")
     return found
-
-
-@pytest.mark.worlds(1, 2)
-def test_the_modes_of_post_count_and_not_those_of_wait(pool: Pool) -> None:
-    """On the CPU, a thread that waits may run the call."""
-    assert_none(pool.run(_modes))
 
 
 @contextmanager
@@ -260,7 +254,9 @@ def test_a_callback_may_destroy_the_communicator(pool: Pool) -> None:
             assert [result.error for result in found] == [error] * 3
 
 
-def _ordered(rank: Rank) -> None:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_the_order_of_calls_and_of_streams_holds(rank: Rank) -> None:
     """Writes inputs right after wait, reads results on other streams, makes calls in between."""
     communicator = rank.communicator("posting-ordered")
     x = ones(rank, LARGE)
@@ -290,11 +286,6 @@ def _ordered(rank: Rank) -> None:
         assert bool((read == i * rank.size).all()), i
         del scribbled
         torch.cuda.current_stream().wait_stream(other)
-
-
-@pytest.mark.worlds(2, 3)
-def test_the_order_of_calls_and_of_streams_holds(pool: Pool) -> None:
-    pool.run(_ordered)
 
 
 def _one_never_comes(rank: Rank, absent: int, timeout: float) -> dict[str, Any]:
@@ -471,7 +462,9 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks(pool: Pool) -> 
         assert all("forked" in said for said in found[1:]), found
 
 
-def _refusals(rank: Rank) -> list[Attempt]:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_what_cannot_be_posted_is_refused_by_name(rank: Rank) -> None:
     communicator = rank.communicator("posting-refusing")
     x = ones(rank)
 
@@ -516,11 +509,6 @@ def _refusals(rank: Rank) -> list[Attempt]:
         ),
     ]
     assert works(rank, communicator)
-    return found
-
-
-@pytest.mark.worlds(1, 2)
-def test_what_cannot_be_posted_is_refused_by_name(pool: Pool) -> None:
     wanted = [
         ("TypeError", "function: got add; accepted: collx.allreduce"),
         ("TypeError", "function: got 'allreduce'"),
@@ -543,13 +531,14 @@ def test_what_cannot_be_posted_is_refused_by_name(pool: Pool) -> None:
         ("Unsupported", "collx.allreduce: async_op=True: not supported in a compiled graph"),
         ("Unsupported", "collx.allreduce: async_op=True: not supported in a compiled graph"),
     ]
-    for found in pool.run(_refusals):
-        for result, (error, words) in zip(found, wanted, strict=True):
-            assert result.error == error, result
-            assert words in result.message, result
+    for result, (error, words) in zip(found, wanted, strict=True):
+        assert result.error == error, result
+        assert words in result.message, result
 
 
-def _other_numbers(rank: Rank) -> bool:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_numbers_of_numpy_are_posted_as_those_of_python(rank: Rank) -> None:
     class Text(str):
         pass
 
@@ -572,15 +561,12 @@ def _other_numbers(rank: Rank) -> bool:
         collx.alltoall(x, communicator),
         collx.allreduce_rmsnorm(x[None], x, 0.5, communicator),
     ]
-    return all(torch.equal(h.wait(), want) for h, want in zip(handles, wanted, strict=True))
+    assert all(torch.equal(h.wait(), want) for h, want in zip(handles, wanted, strict=True))
 
 
 @pytest.mark.worlds(1, 2)
-def test_numbers_of_numpy_are_posted_as_those_of_python(pool: Pool) -> None:
-    assert all(pool.run(_other_numbers))
-
-
-def _autograd(rank: Rank) -> None:
+@on_ranks
+def test_gradients_go_through_posted_calls_and_hooks_post(rank: Rank) -> None:
     communicator = rank.communicator("posting-autograd")
     x = ones(rank).requires_grad_()
     y = collx.post(collx.allreduce, x, group=communicator).wait()
@@ -615,11 +601,6 @@ def _autograd(rank: Rank) -> None:
     for layer in layers:
         assert layer.grad is not None
         assert bool(torch.allclose(layer.grad, torch.full_like(layer.grad, mean)))
-
-
-@pytest.mark.worlds(1, 2)
-def test_gradients_go_through_posted_calls_and_hooks_post(pool: Pool) -> None:
-    pool.run(_autograd)
 
 
 def _graph(rank: Rank) -> None:

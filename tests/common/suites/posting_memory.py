@@ -16,14 +16,16 @@ import torch
 import collx
 
 from ..attempt import ones
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 
 LARGE = 1 << 18  # elements; such a call takes a while
 SMALL = 1 << 12  # elements; so little memory is not returned to the system when it is freed
 
 
-def _dropped(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_a_dropped_handle_leaves_the_tensors_to_the_call_and_is_reported(rank: Rank) -> None:
     communicator = rank.communicator("posting-dropped")
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", ResourceWarning)
@@ -37,13 +39,8 @@ def _dropped(rank: Rank) -> list[str]:
             assert bool((result == rank.size).all())
             assert bool((out == i * rank.size).all()), (i, out)
             del scribbled
-    return [str(warning.message) for warning in seen]
-
-
-@pytest.mark.worlds(2, 3)
-def test_a_dropped_handle_leaves_the_tensors_to_the_call_and_is_reported(pool: Pool) -> None:
-    for words in pool.run(_dropped):
-        assert len([w for w in words if "dropped without wait()" in w]) == 20, words
+    words = [str(warning.message) for warning in seen]
+    assert len([w for w in words if "dropped without wait()" in w]) == 20, words
 
 
 class _Array:

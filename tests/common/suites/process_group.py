@@ -16,7 +16,7 @@ from collx._extension import extension
 
 from ..attempt import Attempt, attempt
 from ..limits import assert_in_time
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 from .fallback_group import calls_of
 
@@ -124,25 +124,22 @@ def _cut() -> Iterator[None]:
         library._destroy()
 
 
-def _python_raises(rank: Rank, op: str) -> dict[str, Any]:
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("op", ["allreduce", "barrier"])
+@on_ranks
+def test_an_exception_of_python_keeps_its_class(rank: Rank, op: str) -> None:
+    """Hazard 31: process groups can be written in Python, too."""
     communicator = _without_regions(rank, rank.fresh_group(), PATIENCE)
     call = _calls(rank, communicator.name)[op]
     call()
     rank.barrier()
     with _cut():
-        return _after(communicator, call)
-
-
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize("op", ["allreduce", "barrier"])
-def test_an_exception_of_python_keeps_its_class(pool: Pool, op: str) -> None:
-    """Hazard 31: process groups can be written in Python, too."""
-    for rank, found in enumerate(pool.run(_python_raises, op)):
-        assert found["call"].error == "_CutError", found
-        assert found["call"].message == "the wire is cut"
-        assert found["call"].seconds < PATIENCE / 2, found
-        assert found["next"].error == found["check"].error == "CommunicatorPoisoned", found
-        assert f"the process group of rank {rank}" in found["next"].message, found
+        found = _after(communicator, call)
+    assert found["call"].error == "_CutError", found
+    assert found["call"].message == "the wire is cut"
+    assert found["call"].seconds < PATIENCE / 2, found
+    assert found["next"].error == found["check"].error == "CommunicatorPoisoned", found
+    assert f"the process group of rank {rank.rank}" in found["next"].message, found
 
 
 def _one_is_cut(rank: Rank) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from collx.nn import products
 
 from ..attempt import Attempt, attempt
 from ..check import differences
-from ..compiling import operators_in, require_compiler, through_pass
+from ..compiling import needs_compiler, operators_in, through_pass
 from ..pool import Pool, on_ranks
 from ..rank import Rank
 
@@ -143,7 +143,11 @@ def test_gradients_and_shapes(rank: Rank, shape: tuple[int, ...], overlaps: bool
     return [difference for difference in found if difference]
 
 
-def _compiled(rank: Rank, dims: int) -> tuple[str, list[str]]:
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("dims", [2, 3])
+@needs_compiler
+@on_ranks
+def test_models_of_pytorch_are_rewritten(rank: Rank, dims: int) -> None:
     group = rank.fresh_group()
     rank.new_communicator(f"products-compiled-{dims}", group)
     x = _integers(rank, 2, 3, 8) if dims == 3 else _integers(rank, 6, 8)
@@ -166,16 +170,9 @@ def _compiled(rank: Rank, dims: int) -> tuple[str, list[str]]:
         "allgather_matmul": 1,
         "matmul_reducescatter": 1,
     }
-    return found, operators_in(graphs)
-
-
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize("dims", [2, 3])
-def test_models_of_pytorch_are_rewritten(pool: Pool, dims: int) -> None:
-    require_compiler()
-    for found, operators in pool.run(_compiled, dims):
-        assert found == ""
-        assert sorted(operators) == ["allgather_matmul", "matmul_reducescatter"]
+    operators = operators_in(graphs)
+    assert found == ""
+    assert sorted(operators) == ["allgather_matmul", "matmul_reducescatter"]
 
 
 @pytest.mark.worlds(2)

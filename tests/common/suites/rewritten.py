@@ -17,8 +17,8 @@ from torch.fx import Graph
 import collx
 
 from ..check import differences
-from ..compiling import code_of, inductor, operators_in, require_compiler, through_pass
-from ..pool import Pool
+from ..compiling import code_of, inductor, needs_compiler, operators_in, through_pass
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 from ..rewriting import COLS, EPS, WEIGHT, group_of, tensor_of
 
@@ -77,7 +77,11 @@ def _with_weight(rank: Rank, module: nn.Module) -> nn.Module:
     return module.to(rank.device)
 
 
-def _norms(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@needs_compiler
+@on_ranks(deadline=500.0)
+def test_norms_of_several_libraries_become_one_operator(rank: Rank) -> list[str]:
+    """With the model's rounding points, whichever side an operand is on."""
     group, communicator = group_of(rank)
     wrong = []
     with communicator, torch.no_grad():
@@ -116,13 +120,9 @@ def _norms(rank: Rank) -> list[str]:
 
 
 @pytest.mark.worlds(2)
-def test_norms_of_several_libraries_become_one_operator(pool: Pool) -> None:
-    """With the model's rounding points, whichever side an operand is on."""
-    require_compiler()
-    assert pool.run(_norms, deadline=500.0) == [[], []]
-
-
-def _all_kinds(rank: Rank) -> tuple[list[str], list[list[str]], int]:
+@needs_compiler
+@on_ranks(deadline=300.0)
+def test_functional_collectives_become_operators(rank: Rank) -> None:
     group, communicator = group_of(rank)
     gathering = "_c10d_functional.all_gather_into_tensor.default"
     counts = collx.compile.report().collectives
@@ -146,20 +146,16 @@ def _all_kinds(rank: Rank) -> tuple[list[str], list[list[str]], int]:
         wanted = model(x)
     pairs = zip(results, wanted, strict=True)
     counted = counts[gathering] - before
-    return [differences(a.cpu(), b.cpu()) for a, b in pairs], kept, counted
+    ops = ["allreduce", "reducescatter", "allgather", "alltoallv", "broadcast"]
+    wrong = [differences(a.cpu(), b.cpu()) for a, b in pairs]
+    assert wrong == [""] * 5
+    assert kept == [ops]
+    assert counted == 1
 
 
 @pytest.mark.worlds(2)
-def test_functional_collectives_become_operators(pool: Pool) -> None:
-    require_compiler()
-    ops = ["allreduce", "reducescatter", "allgather", "alltoallv", "broadcast"]
-    for wrong, kept, counted in pool.run(_all_kinds, deadline=300.0):
-        assert wrong == [""] * 5
-        assert kept == [ops]
-        assert counted == 1
-
-
-def _dynamic(rank: Rank) -> list[Any]:
+@on_ranks(deadline=300.0)
+def test_collectives_of_dynamic_shapes_become_operators(rank: Rank) -> None:
     """Compiles models whose sizes AOTAutograd reads from the collective that is not awaited yet."""
     group, communicator = group_of(rank)
     weight = torch.linspace(-1.0, 1.0, COLS * COLS, device=rank.device).view(COLS, COLS)
@@ -188,15 +184,9 @@ def _dynamic(rank: Rank) -> list[Any]:
                 close.append(torch.allclose(compiled(x, residual), wanted, 1e-4, 1e-4))
             left = [why for why in collx.compile.report().left if why.startswith("_c10d")]
             found.append((operators_in(graphs), left, close))
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_collectives_of_dynamic_shapes_become_operators(pool: Pool) -> None:
-    for gathered, scattered in pool.run(_dynamic, deadline=300.0):
-        assert gathered == (["allgather_matmul"], [], [True] * 2)
-        # The fused norm accepts one dynamic dimension before the columns, and this one has two.
-        assert scattered == (["reducescatter", "allgather_matmul"], [], [True] * 2)
+    assert found[0] == (["allgather_matmul"], [], [True] * 2)
+    # The fused norm accepts one dynamic dimension before the columns, and this one has two.
+    assert found[1] == (["reducescatter", "allgather_matmul"], [], [True] * 2)
 
 
 @contextmanager
@@ -220,7 +210,9 @@ def _waiting_for_several() -> Iterator[Any]:
         library._destroy()
 
 
-def _several(rank: Rank) -> tuple[list[str], list[str], dict[str, int], list[str]]:
+@pytest.mark.worlds(2)
+@on_ranks(deadline=300.0)
+def test_collectives_of_several_tensors_become_operators_of_each(rank: Rank) -> None:
     """Compares collectives of several tensors with one collective for each tensor."""
     group, communicator = group_of(rank)
     name, size = group.group_name, rank.size
@@ -249,25 +241,24 @@ def _several(rank: Rank) -> tuple[list[str], list[str], dict[str, int], list[str
         ]
     report = collx.compile.report()
     wrong = [differences(a.cpu(), b.cpu()) for a, b in zip(results, wanted, strict=True)]
-    return wrong, operators_in(graphs), report.collectives, list(report.left)
+    ops = operators_in(graphs)
+    counts = report.collectives
+    left = list(report.left)
+    assert wrong == [""] * 8
+    assert sorted(ops) == ["allgather"] * 2 + ["allreduce"] * 4 + ["reducescatter"] * 2
+    assert counts == {
+        "_c10d_functional.all_reduce_coalesced.default": 4,
+        "_c10d_functional.reduce_scatter_tensor_coalesced.default": 2,
+        "_c10d_functional.all_gather_into_tensor_coalesced.default": 2,
+    }
+    assert [why for why in left if why.startswith("_c10d")] == []
 
 
 @pytest.mark.worlds(2)
-def test_collectives_of_several_tensors_become_operators_of_each(pool: Pool) -> None:
-    for wrong, ops, counts, left in pool.run(_several, deadline=300.0):
-        assert wrong == [""] * 8
-        assert sorted(ops) == ["allgather"] * 2 + ["allreduce"] * 4 + ["reducescatter"] * 2
-        assert counts == {
-            "_c10d_functional.all_reduce_coalesced.default": 4,
-            "_c10d_functional.reduce_scatter_tensor_coalesced.default": 2,
-            "_c10d_functional.all_gather_into_tensor_coalesced.default": 2,
-        }
-        assert [why for why in left if why.startswith("_c10d")] == []
-
-
-def _told(rank: Rank) -> tuple[list[str], list[str]]:
-    """Returns the report of collectives that are not rewritten: several tensors without a
-    communicator, one that is not awaited, and a kind that collx does not have."""
+@on_ranks(deadline=300.0)
+def test_the_report_names_every_collective_that_stays(rank: Rank) -> None:
+    """Several tensors without a communicator, one collective that is not awaited, and a kind that
+    collx does not have."""
     group, communicator = group_of(rank)
     other = rank.fresh_group()
     c10d = torch.ops._c10d_functional
@@ -293,19 +284,13 @@ def _told(rank: Rank) -> tuple[list[str], list[str]]:
             )
     finally:
         library._destroy()
-    return operators_in(graphs), sorted(collx.compile.report().left)
-
-
-@pytest.mark.worlds(2)
-def test_the_report_names_every_collective_that_stays(pool: Pool) -> None:
-    for ops, left in pool.run(_told, deadline=300.0):
-        assert ops == []
-        started, several, shuffled = left
-        assert "_c10d_functional.all_reduce_coalesced.default: group" in several
-        assert "has no communicator" in several
-        unawaited = "_c10d_functional.all_reduce.default: its result is not awaited"
-        assert started.startswith(unawaited)
-        assert shuffled.startswith("_c10d_functional.all_shuffle.default: collx has no operator")
+    assert operators_in(graphs) == []
+    started, several, shuffled = sorted(collx.compile.report().left)
+    assert "_c10d_functional.all_reduce_coalesced.default: group" in several
+    assert "has no communicator" in several
+    unawaited = "_c10d_functional.all_reduce.default: its result is not awaited"
+    assert started.startswith(unawaited)
+    assert shuffled.startswith("_c10d_functional.all_shuffle.default: collx has no operator")
 
 
 class Seeing:
@@ -343,13 +328,15 @@ def _own_passes(rank: Rank) -> list[Any]:
 
 
 @pytest.mark.worlds(2)
+@needs_compiler
 def test_a_pass_of_the_programs_own_runs_before(pool: Pool) -> None:
-    require_compiler()
     seen, kept = ["_c10d_functional.all_reduce.default"], [["allreduce_rmsnorm"]]
     assert pool.run(_own_passes, deadline=300.0) == [[seen, kept] * 2] * 2
 
 
-def _left_alone(rank: Rank) -> tuple[list[str], str]:
+@pytest.mark.worlds(2)
+@on_ranks(deadline=300.0)
+def test_a_group_without_a_communicator_keeps_its_own_collectives(rank: Rank) -> None:
     group = rank.fresh_group()
     graphs: list[Graph] = []
 
@@ -361,17 +348,16 @@ def _left_alone(rank: Rank) -> tuple[list[str], str]:
         torch.compile(model, fullgraph=True, backend=through_pass(graphs))(
             torch.ones(4, device=rank.device)
         )
-    return [str(node.target) for node in graphs[0].nodes], str(collx.compile.report())
+    kept = [str(node.target) for node in graphs[0].nodes]
+    report = str(collx.compile.report())
+    assert "_c10d_functional.all_reduce.default" in kept
+    assert "has no communicator" in report
 
 
 @pytest.mark.worlds(2)
-def test_a_group_without_a_communicator_keeps_its_own_collectives(pool: Pool) -> None:
-    for kept, report in pool.run(_left_alone, deadline=300.0):
-        assert "_c10d_functional.all_reduce.default" in kept
-        assert "has no communicator" in report
-
-
-def _options(rank: Rank) -> list[str]:
+@needs_compiler
+@on_ranks(deadline=300.0)
+def test_options_of_the_backend(rank: Rank) -> None:
     group, communicator = group_of(rank)
     norm = _with_weight(rank, Llama(torch.bfloat16))
     x = tensor_of(rank, (4, COLS), torch.bfloat16, True)
@@ -391,14 +377,7 @@ def _options(rank: Rank) -> list[str]:
                 name = communicator.name
                 exact = torch.ops.collx.allreduce_rmsnorm(x, norm.weight, EPS, name, 0.0, "fp32")
                 found.append(differences(result.cpu(), exact.cpu()))
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_options_of_the_backend(pool: Pool) -> None:
-    require_compiler()
-    for found in pool.run(_options, deadline=300.0):
-        assert found == ["allreduce_rmsnorm", "", "allreduce"]
+    assert found == ["allreduce_rmsnorm", "", "allreduce"]
 
 
 def test_an_unknown_rounding_is_refused() -> None:

@@ -21,12 +21,12 @@ from ..check import differences
 from ..compiling import (
     code_of,
     inductor,
+    needs_compiler,
     operators_in,
     others_in,
-    require_compiler,
     through_pass,
 )
-from ..pool import Pool
+from ..pool import on_ranks
 from ..rank import Rank
 from ..rewriting import COLS, EPS, WEIGHT, Results, group_of, passed, tensor_of
 
@@ -85,7 +85,19 @@ NEAR: dict[str, Model] = {
 }
 
 
-def _chains(rank: Rank, how: str, shape: tuple[int, ...], cross: bool) -> list[str]:
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("how", ["functional", "operator"])
+@pytest.mark.parametrize("shape", [(4, COLS), (2, 3, COLS)], ids=["matrix", "batch"])
+@pytest.mark.parametrize(
+    "cross", [False, pytest.param(True, marks=pytest.mark.full)], ids=["in turn", "cross"]
+)
+@on_ranks(deadline=500.0)
+def test_a_chain_becomes_one_operator_with_the_bits_of_the_model(
+    rank: Rank, how: str, shape: tuple[int, ...], cross: bool
+) -> list[str]:
+    """No pointwise op is left, and each is rounded as in eager PyTorch. Each of the four forms
+    tests a chain with one dtype; together they cover all three dtypes. "cross" tests all dtypes in
+    each form."""
     group, communicator = group_of(rank)
     wrong = []
     chains = {**CHAINS, **NEAR}
@@ -119,21 +131,6 @@ def _chains(rank: Rank, how: str, shape: tuple[int, ...], cross: bool) -> list[s
                     why = "" if close and got.dtype == want.dtype else "far off"
                 wrong += [f"{what}, {dtype}: {why}"] if why else []
     return wrong
-
-
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize("how", ["functional", "operator"])
-@pytest.mark.parametrize("shape", [(4, COLS), (2, 3, COLS)], ids=["matrix", "batch"])
-@pytest.mark.parametrize(
-    "cross", [False, pytest.param(True, marks=pytest.mark.full)], ids=["in turn", "cross"]
-)
-def test_a_chain_becomes_one_operator_with_the_bits_of_the_model(
-    pool: Pool, how: str, shape: tuple[int, ...], cross: bool
-) -> None:
-    """No pointwise op is left, and each is rounded as in eager PyTorch. Each of the four forms
-    tests a chain with one dtype; together they cover all three dtypes. "cross" tests all dtypes in
-    each form."""
-    assert pool.run(_chains, how, shape, cross, deadline=500.0) == [[], []]
 
 
 class Ends(NamedTuple):
@@ -214,7 +211,10 @@ ENDS: dict[str, Ends] = {
 }
 
 
-def _ends(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks(deadline=500.0)
+def test_a_chain_ends_where_another_op_or_another_user_begins(rank: Rank) -> list[str]:
+    """The report gives the reason if the chain was nearly longer."""
     group, communicator = group_of(rank)
     x, residual = (tensor_of(rank, (4, COLS), torch.bfloat16, own) for own in (True, False))
     bias = tensor_of(rank, (COLS,), torch.bfloat16, False)
@@ -243,12 +243,9 @@ def _ends(rank: Rank) -> list[str]:
 
 
 @pytest.mark.worlds(2)
-def test_a_chain_ends_where_another_op_or_another_user_begins(pool: Pool) -> None:
-    """The report gives the reason if the chain was nearly longer."""
-    assert pool.run(_ends, deadline=500.0) == [[], []]
-
-
-def _stacked(rank: Rank, how: str) -> tuple[list[str], list[str], str]:
+@pytest.mark.parametrize("how", ["functional", "operator"])
+@on_ranks(deadline=300.0)
+def test_what_one_chain_makes_is_reduced_by_the_next(rank: Rank, how: str) -> None:
     group, communicator = group_of(rank)
     name = communicator.name
     x, residual = (tensor_of(rank, (4, COLS), torch.bfloat16, own) for own in (True, False))
@@ -263,16 +260,12 @@ def _stacked(rank: Rank, how: str) -> tuple[list[str], list[str], str]:
             lambda x, residual: (model(x, residual, how),), x, residual, epilogues=True
         )
         wanted = model(x, residual, "operator")
-    return kept, others, differences(found.cpu(), wanted.cpu())
+    assert (kept, others, differences(found.cpu(), wanted.cpu())) == (MAP * 3, [], "")
 
 
 @pytest.mark.worlds(2)
-@pytest.mark.parametrize("how", ["functional", "operator"])
-def test_what_one_chain_makes_is_reduced_by_the_next(pool: Pool, how: str) -> None:
-    assert pool.run(_stacked, how, deadline=300.0) == [(MAP * 3, [], "")] * 2
-
-
-def _several(rank: Rank) -> dict[str, tuple[list[str], list[str], str, str]]:
+@on_ranks(deadline=300.0)
+def test_norms_go_first_and_no_collective_passes_by_another(rank: Rank) -> None:
     """Runs models with other reductions than one all-reduce, and with other options."""
     group, communicator = group_of(rank)
     dtype = torch.bfloat16
@@ -316,28 +309,24 @@ def _several(rank: Rank) -> dict[str, tuple[list[str], list[str], str, str]]:
             same = all(close(a, b) for a, b in zip(results, wanted, strict=True))
             wrong = "" if same else f"{results} instead of {wanted}"
             found[what] = (kept, others, _of_epilogues(left), wrong)
-    return found
+    untouched = (["allreduce"], ["add", "relu"], "", "")
+    assert found["no option"] == found["by default"] == untouched
+    assert found["maximum"] == (MAP, [], "", "")
+    given = ["mul", "convert_element_type"]
+    assert found["integers"] == found["halved"] == (MAP, given, "", "")
+    # The remaining op computes an input. The first sum would have to wait for the second.
+    behind = "epilogue: add: its operand is computed after another collective"
+    assert found["two sums"] == (MAP * 2, ["mul"], behind, "")
+    kept, *_, wrong = found["a norm"]
+    assert (kept, wrong) == (["allreduce_residual_rmsnorm", "allreduce_map"], "")
+    kept, *_, wrong = found["no norms"]
+    assert (kept, wrong) == (MAP * 2, "")
+    assert found["scattered"] == (["reducescatter_map"], [], "", "")
 
 
 @pytest.mark.worlds(2)
-def test_norms_go_first_and_no_collective_passes_by_another(pool: Pool) -> None:
-    for found in pool.run(_several, deadline=300.0):
-        untouched = (["allreduce"], ["add", "relu"], "", "")
-        assert found["no option"] == found["by default"] == untouched
-        assert found["maximum"] == (MAP, [], "", "")
-        given = ["mul", "convert_element_type"]
-        assert found["integers"] == found["halved"] == (MAP, given, "", "")
-        # The remaining op computes an input. The first sum would have to wait for the second.
-        behind = "epilogue: add: its operand is computed after another collective"
-        assert found["two sums"] == (MAP * 2, ["mul"], behind, "")
-        norm, *_, wrong = found["a norm"]
-        assert (norm, wrong) == (["allreduce_residual_rmsnorm", "allreduce_map"], "")
-        kept, *_, wrong = found["no norms"]
-        assert (kept, wrong) == (MAP * 2, "")
-        assert found["scattered"] == (["reducescatter_map"], [], "", "")
-
-
-def _rounded_once(rank: Rank) -> list[str]:
+@on_ranks(deadline=300.0)
+def test_rounding_fp32_rounds_once(rank: Rank) -> list[str]:
     group, communicator = group_of(rank)
     wrong = []
     with communicator, torch.no_grad():
@@ -365,11 +354,10 @@ def _rounded_once(rank: Rank) -> list[str]:
 
 
 @pytest.mark.worlds(2)
-def test_rounding_fp32_rounds_once(pool: Pool) -> None:
-    assert pool.run(_rounded_once, deadline=300.0) == [[], []]
-
-
-def _dynamic(rank: Rank, how: str) -> tuple[list[list[str]], list[str]]:
+@pytest.mark.parametrize("how", ["functional", "operator"])
+@on_ranks(deadline=300.0)
+def test_dynamic_shapes_are_fused_in_one_graph(rank: Rank, how: str) -> None:
+    """The graph is not specialized to the sizes seen first."""
     group, communicator = group_of(rank)
     graphs: list[Graph] = []
     wrong = []
@@ -390,19 +378,14 @@ def _dynamic(rank: Rank, how: str) -> tuple[list[list[str]], list[str]]:
             total = torch.ops.collx.allreduce(x, "sum", communicator.name)
             wanted = chain(total, bias, residual)
             wrong.append(differences(compiled(x, bias, residual).cpu(), wanted.cpu()))
-    return [operators_in(graphs), others_in(graphs)], wrong
+    called = [operators_in(graphs), others_in(graphs)]
+    assert wrong == [""] * 3
+    assert called == [MAP, []]
 
 
 @pytest.mark.worlds(2)
-@pytest.mark.parametrize("how", ["functional", "operator"])
-def test_dynamic_shapes_are_fused_in_one_graph(pool: Pool, how: str) -> None:
-    """The graph is not specialized to the sizes seen first."""
-    for called, wrong in pool.run(_dynamic, how, deadline=300.0):
-        assert wrong == [""] * 3
-        assert called == [MAP, []]
-
-
-def _unequal(rank: Rank) -> list[str]:
+@on_ranks(deadline=300.0)
+def test_a_size_as_operand_ends_a_chain(rank: Rank) -> None:
     """An operand with another symbolic number of rows than the sum might have one row, or not
     match."""
     group, communicator = group_of(rank)
@@ -419,16 +402,13 @@ def _unequal(rank: Rank) -> list[str]:
     with communicator, torch.no_grad():
         wanted = model(x, other)
         same = torch.allclose(compiled(x, other), wanted)
-    return [*operators_in(graphs), *(["mul"] if "mul" in others_in(graphs) else []), str(same)]
+    found = [*operators_in(graphs), *(["mul"] if "mul" in others_in(graphs) else []), str(same)]
+    assert found == ["allreduce_map", "mul", "True"]
 
 
 @pytest.mark.worlds(2)
-def test_a_size_as_operand_ends_a_chain(pool: Pool) -> None:
-    for found in pool.run(_unequal, deadline=300.0):
-        assert found == ["allreduce_map", "mul", "True"]
-
-
-def _long(rank: Rank) -> tuple[list[str], int, str]:
+@on_ranks(deadline=300.0)
+def test_a_chain_that_is_too_long_for_an_epilogue_is_fused_in_part(rank: Rank) -> None:
     group, communicator = group_of(rank)
     x = tensor_of(rank, (4, COLS), torch.bfloat16, True)
 
@@ -443,19 +423,16 @@ def _long(rank: Rank) -> tuple[list[str], int, str]:
     with communicator, torch.no_grad():
         (found,), kept, _, others = passed(model, x, epilogues=True)
         wanted = chain(torch.ops.collx.allreduce(x, "sum", communicator.name))
-    return kept, len(others), differences(found.cpu(), wanted.cpu())
+    assert kept == MAP
+    assert differences(found.cpu(), wanted.cpu()) == ""
+    assert 0 < len(others) < 50
 
 
 @pytest.mark.worlds(2)
-def test_a_chain_that_is_too_long_for_an_epilogue_is_fused_in_part(pool: Pool) -> None:
-    for kept, others, wrong in pool.run(_long, deadline=300.0):
-        assert (kept, wrong) == (MAP, "")
-        assert 0 < others < 50
-
-
-def _trained(rank: Rank) -> list[str]:
-    """Compiles a model with Inductor. Returns its calls and whether its results and gradients are
-    right."""
+@needs_compiler
+@on_ranks(deadline=500.0)
+def test_in_code_of_inductor(rank: Rank) -> None:
+    """Both reductions are fused; one of them is called as an operator, with its token."""
     group, communicator = group_of(rank)
     name = communicator.name
     x = tensor_of(rank, (4, COLS), torch.bfloat16, True)
@@ -486,12 +463,5 @@ def _trained(rank: Rank) -> list[str]:
         torch._dynamo.reset()
         pairs = zip(gradients(compiled), gradients(plain), strict=True)
         trained = all(torch.allclose(a, b, 5e-2, 5e-2) for a, b in pairs)
-    return [*kept[0], str(close), str(trained)]
-
-
-@pytest.mark.worlds(2)
-def test_in_code_of_inductor(pool: Pool) -> None:
-    """Both reductions are fused; one of them is called as an operator, with its token."""
-    require_compiler()
-    for found in pool.run(_trained, deadline=500.0):
-        assert found == [*MAP, *MAP, "True", "True"]
+    found = [*kept[0], str(close), str(trained)]
+    assert found == [*MAP, *MAP, "True", "True"]

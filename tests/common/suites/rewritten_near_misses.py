@@ -10,7 +10,7 @@ import torch
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 
-from ..pool import Pool
+from ..pool import on_ranks
 from ..rank import Rank
 from ..rewriting import (
     COLS,
@@ -258,31 +258,9 @@ NEARLY = {
 }
 
 
-def _near_misses(rank: Rank) -> list[str]:
-    group, communicator = group_of(rank)
-    wrong = []
-    weight = WEIGHT.bfloat16().to(rank.device)
-    scale = torch.tensor([0.0123], device=rank.device)
-    with communicator, torch.no_grad():
-        for what, nearly in NEARLY.items():
-            rows = 4 * rank.size if nearly.scatters else 4
-            x = tensor_of(rank, (rows, COLS), torch.bfloat16, True)
-            residual = tensor_of(rank, (4, COLS), torch.bfloat16, False)
-
-            def model(x: Tensor, residual: Tensor) -> Any:
-                if nearly.scatters:  # noqa: B023
-                    y = functional.reduce_scatter_tensor(x, "sum", 0, group)
-                else:
-                    y = functional.all_reduce(x, "sum", group)
-                return nearly.model(y, residual, weight, scale)  # noqa: B023
-
-            _, kept, left, _ = passed(model, x, residual)
-            if kept != nearly.operators or nearly.why not in "".join(left):
-                wrong.append(f"{what}: {kept}, {left}")
-    return wrong
-
-
-def _unbacked(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks(deadline=300.0)
+def test_sizes_that_only_the_data_determines(rank: Rank) -> list[str]:
     """Runs models with numbers of rows that the compiler must not compare with another number."""
     group, communicator = group_of(rank)
     bias = tensor_of(rank, (1, COLS), torch.float32, False)
@@ -318,10 +296,26 @@ def _unbacked(rank: Rank) -> list[str]:
 
 
 @pytest.mark.worlds(2)
-def test_sizes_that_only_the_data_determines(pool: Pool) -> None:
-    assert pool.run(_unbacked, deadline=300.0) == [[], []]
+@on_ranks(deadline=300.0)
+def test_what_is_nearly_rewritten_stays_and_is_told(rank: Rank) -> list[str]:
+    group, communicator = group_of(rank)
+    wrong = []
+    weight = WEIGHT.bfloat16().to(rank.device)
+    scale = torch.tensor([0.0123], device=rank.device)
+    with communicator, torch.no_grad():
+        for what, nearly in NEARLY.items():
+            rows = 4 * rank.size if nearly.scatters else 4
+            x = tensor_of(rank, (rows, COLS), torch.bfloat16, True)
+            residual = tensor_of(rank, (4, COLS), torch.bfloat16, False)
 
+            def model(x: Tensor, residual: Tensor) -> Any:
+                if nearly.scatters:  # noqa: B023
+                    y = functional.reduce_scatter_tensor(x, "sum", 0, group)
+                else:
+                    y = functional.all_reduce(x, "sum", group)
+                return nearly.model(y, residual, weight, scale)  # noqa: B023
 
-@pytest.mark.worlds(2)
-def test_what_is_nearly_rewritten_stays_and_is_told(pool: Pool) -> None:
-    assert pool.run(_near_misses, deadline=300.0) == [[], []]
+            _, kept, left, _ = passed(model, x, residual)
+            if kept != nearly.operators or nearly.why not in "".join(left):
+                wrong.append(f"{what}: {kept}, {left}")
+    return wrong

@@ -17,8 +17,8 @@ from torch.fx import Graph
 import collx
 
 from ..check import differences
-from ..compiling import code_of, inductor, require_compiler, through_pass
-from ..pool import Pool
+from ..compiling import code_of, inductor, needs_compiler, through_pass
+from ..pool import on_ranks
 from ..rank import Rank
 from ..rewriting import (
     COLS,
@@ -68,7 +68,9 @@ def _layer_norm(rank: Rank, dtype: torch.dtype, bias: bool) -> nn.LayerNorm:
     return norm.to(rank.device)
 
 
-def _layer_norms(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks(deadline=500.0)
+def test_layer_norms_become_one_operator(rank: Rank) -> list[str]:
     group, communicator = group_of(rank)
     wrong = []
     with communicator, torch.no_grad():
@@ -91,11 +93,6 @@ def _layer_norms(rank: Rank) -> list[str]:
             wrong += _differ(case, found, wanted if side else (wanted,))
             wrong += _far(case, found, model(x, residual), dtype)
     return wrong
-
-
-@pytest.mark.worlds(2)
-def test_layer_norms_become_one_operator(pool: Pool) -> None:
-    assert pool.run(_layer_norms, deadline=500.0) == [[], []]
 
 
 class Quantize(NamedTuple):
@@ -174,7 +171,11 @@ def _rms_norm(rank: Rank, dtype: torch.dtype) -> nn.RMSNorm:
     return norm.to(rank.device)
 
 
-def _quantizations(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks(deadline=500.0)
+def test_quantization_behind_a_norm_becomes_part_of_it(rank: Rank) -> list[str]:
+    """q and scale have the bits that the model computes from the operator's norm, if the model
+    multiplies by the inverse of a row's scale or divides by a given scale."""
     group, communicator = group_of(rank)
     scale = torch.tensor([0.0123], device=rank.device)
     wrong = []
@@ -233,13 +234,9 @@ def _quantizations(rank: Rank) -> list[str]:
 
 
 @pytest.mark.worlds(2)
-def test_quantization_behind_a_norm_becomes_part_of_it(pool: Pool) -> None:
-    """q and scale have the bits that the model computes from the operator's norm, if the model
-    multiplies by the inverse of a row's scale or divides by a given scale."""
-    assert pool.run(_quantizations, deadline=500.0) == [[], []]
-
-
-def _scattered(rank: Rank) -> list[str]:
+@on_ranks(deadline=500.0)
+def test_norms_of_a_reduce_scatter_become_one_operator(rank: Rank) -> list[str]:
+    """Of matrices, and of tensors that DTensor scatters along the sequence of a batch."""
     group, communicator = group_of(rank)
     size, wrong = rank.size, []
     with communicator, torch.no_grad():
@@ -274,12 +271,9 @@ def _scattered(rank: Rank) -> list[str]:
 
 
 @pytest.mark.worlds(2)
-def test_norms_of_a_reduce_scatter_become_one_operator(pool: Pool) -> None:
-    """Of matrices, and of tensors that DTensor scatters along the sequence of a batch."""
-    assert pool.run(_scattered, deadline=500.0) == [[], []]
-
-
-def _generated(rank: Rank) -> list[str]:
+@needs_compiler
+@on_ranks(deadline=300.0)
+def test_in_code_of_inductor(rank: Rank) -> list[str]:
     group, communicator = group_of(rank)
     norm, layer = _rms_norm(rank, torch.bfloat16), _layer_norm(rank, torch.bfloat16, False)
     x, residual = (tensor_of(rank, (4, COLS), torch.bfloat16, own) for own in (True, False))
@@ -311,13 +305,9 @@ def _generated(rank: Rank) -> list[str]:
 
 
 @pytest.mark.worlds(2)
-def test_in_code_of_inductor(pool: Pool) -> None:
-    require_compiler()
-    assert pool.run(_generated, deadline=300.0) == [[], []]
-
-
-def _many_layers(rank: Rank) -> tuple[float, float, dict[str, int]]:
-    """Returns the seconds that the pass takes for a model, and those of everything before it; CPU
+@on_ranks(deadline=300.0)
+def test_a_large_model_is_rewritten_sooner_than_traced(rank: Rank) -> None:
+    """The limit is 2 s, or the time for tracing on a machine where that is longer. Both are the CPU
     time of this process only."""
     group, communicator = group_of(rank)
     weight = WEIGHT.bfloat16().to(rank.device)
@@ -344,12 +334,6 @@ def _many_layers(rank: Rank) -> tuple[float, float, dict[str, int]]:
             began[0] = time.process_time()
             torch.compile(model, fullgraph=True, backend=through_pass([], made=Timed))(x)
         norms = dict(collx.compile.report().norms)
-    return ran[1] - ran[0], ran[0] - began[0], norms
-
-
-@pytest.mark.worlds(2)
-def test_a_large_model_is_rewritten_sooner_than_traced(pool: Pool) -> None:
-    """The limit is 2 s, or the time for tracing on a machine where that is longer."""
-    for seconds, traced, norms in pool.run(_many_layers, deadline=300.0):
-        assert norms == {"allreduce_residual_rmsnorm, parity": 64}
-        assert seconds < max(2.0, traced), f"{seconds:.2f} s, behind {traced:.2f} s of tracing"
+    seconds, traced = ran[1] - ran[0], ran[0] - began[0]
+    assert norms == {"allreduce_residual_rmsnorm, parity": 64}
+    assert seconds < max(2.0, traced), f"{seconds:.2f} s, behind {traced:.2f} s of tracing"

@@ -9,11 +9,13 @@ import pytest
 
 from ..attempt import Attempt, attempt, works
 from ..limits import timeout_now
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 
 
-def _read_and_set(rank: Rank) -> list[Any]:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_a_setting_can_be_read_and_set_for_a_block_or_for_good(rank: Rank) -> None:
     communicator = rank.new_communicator("settings", pdl="off")
     found: list[Any] = [communicator.deterministic, communicator.pdl]
     with communicator.set_deterministic(False):
@@ -29,21 +31,17 @@ def _read_and_set(rank: Rank) -> list[Any]:
     ]
     assert works(rank, communicator)
     communicator.destroy()
-    return found
+    assert found == [
+        *(True, "off", False, True, False, "off"),
+        "set_deterministic: value: got a str; accepted: a bool",
+        "set_pdl: level: got 'late'; accepted: 'off', 'end', 'early'",
+        "AttributeError",
+    ]
 
 
-@pytest.mark.worlds(1, 2)
-def test_a_setting_can_be_read_and_set_for_a_block_or_for_good(pool: Pool) -> None:
-    for found in pool.run(_read_and_set):
-        assert found == [
-            *(True, "off", False, True, False, "off"),
-            "set_deterministic: value: got a str; accepted: a bool",
-            "set_pdl: level: got 'late'; accepted: 'off', 'end', 'early'",
-            "AttributeError",
-        ]
-
-
-def _timeouts(rank: Rank) -> list[float]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_timeout_is_a_number_of_seconds_or_a_timedelta(rank: Rank) -> None:
     found = []
     for timeout in (7, 7.5, timedelta(minutes=2)):
         with rank.new_communicator("timeouts", timeout=timeout) as communicator:
@@ -54,13 +52,7 @@ def _timeouts(rank: Rank) -> list[float]:
             found.append(communicator.timeout)
             assert works(rank, communicator)
             assert communicator.zeros(4).sum() == 0
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_a_timeout_is_a_number_of_seconds_or_a_timedelta(pool: Pool) -> None:
-    for found in pool.run(_timeouts):
-        assert found == [7.0, 7.0, 9.0, 7.5, 7.5, 9.0, 120.0, 120.0, 9.0]
+    assert found == [7.0, 7.0, 9.0, 7.5, 7.5, 9.0, 120.0, 120.0, 9.0]
 
 
 WRONG: dict[str, tuple[Any, str, str]] = {
@@ -72,7 +64,9 @@ WRONG: dict[str, tuple[Any, str, str]] = {
 }
 
 
-def _wrong(rank: Rank) -> dict[str, tuple[Attempt, Attempt]]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_an_invalid_timeout_is_refused_with_its_value(rank: Rank) -> None:
     communicator, before = rank.communicator(), rank.communicator().timeout
     found = {
         what: (
@@ -83,18 +77,12 @@ def _wrong(rank: Rank) -> dict[str, tuple[Attempt, Attempt]]:
     }
     assert communicator.timeout == before
     assert works(rank, communicator)
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_an_invalid_timeout_is_refused_with_its_value(pool: Pool) -> None:
-    for found in pool.run(_wrong):
-        for what, results in found.items():
-            _, error, word = WRONG[what]
-            for result, name in zip(results, ("init", "set_timeout"), strict=True):
-                assert result.error == error, (what, result)
-                assert f"{name}: timeout: got" in result.message, (what, result)
-                assert word in result.message, (what, result)
+    for what, results in found.items():
+        _, error, word = WRONG[what]
+        for result, name in zip(results, ("init", "set_timeout"), strict=True):
+            assert result.error == error, (what, result)
+            assert f"{name}: timeout: got" in result.message, (what, result)
+            assert word in result.message, (what, result)
 
 
 def _allocates_alone(rank: Rank, timeout: float) -> Attempt | None:

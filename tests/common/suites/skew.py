@@ -18,7 +18,7 @@ from ..check import arenas_of, assert_none, bytes_of, cut
 from ..collectives import IN_PLACE, NEEDS_SYMMETRIC, OPS, ROOTED, WITH_SPLITS
 from ..norms import quantizes
 from ..operators import NAMES, call_of, is_norm, kernels
-from ..pool import Pool, some_stand_for_all
+from ..pool import Pool, on_ranks, some_stand_for_all
 from ..rank import Rank
 from ..regions import BORDERS, past_the_wrap, run_on_poison
 from ..sampling import every
@@ -298,7 +298,10 @@ def test_all_operators_follow_each_other(pool: Pool, backwards: bool, norms: boo
     assert_none(pool.run(_in_a_row, calls[::-1] if backwards else calls, "default"))
 
 
-def _alternating(rank: Rank, rounds: int) -> list[str]:
+@on_ranks
+def test_calls_of_changing_size_dtype_and_algorithm_follow_each_other(rank: Rank) -> list[str]:
+    """Hazards 2, 4 and 14: tiles, slots and counters of consecutive calls do not conflict."""
+    rounds = 30 if rank.world.takes_turns else 210
     communicator = rank.communicator()
     sizes = (5, 4000, 1, 0, 60_000, 300, 257)
     algorithms = [way for _, way in kernels("allreduce") if way != "pull_push"]
@@ -319,11 +322,6 @@ def _alternating(rank: Rank, rounds: int) -> list[str]:
         if wrong:
             found.append(f"call {number}: {call}: {wrong}")
     return found
-
-
-def test_calls_of_changing_size_dtype_and_algorithm_follow_each_other(pool: Pool) -> None:
-    """Hazards 2, 4 and 14: tiles, slots and counters of consecutive calls do not conflict."""
-    assert_none(pool.run(_alternating, 30 if pool.takes_turns else 210))
 
 
 def _past_the_wrap(rank: Rank, border: int, rounds: int, calls: list[Call]) -> list[str]:

@@ -20,7 +20,7 @@ from ..overloads import (
     writing_overloads,
     written_by,
 )
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 from ..values import unequal
 from .nn_norm import Seen
@@ -135,7 +135,9 @@ def test_torch_func_differentiates_what_autograd_does(pool: Pool, transform: str
         assert derivatives == WITH_DERIVATIVE
 
 
-def _second_derivatives(rank: Rank) -> bool:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_nested_transforms_differentiate_an_epilogue_twice(rank: Rank) -> None:
     communicator = rank.communicator()
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -146,15 +148,12 @@ def _second_derivatives(rank: Rank) -> bool:
     (first,) = torch.autograd.grad(function(leaf), leaf, create_graph=True)
     (wanted,) = torch.autograd.grad(first.sum(), leaf)
     nested = torch.func.grad(lambda x: torch.func.grad(function)(x).sum())(leaf.detach())
-    return not bool(unequal(nested, wanted).any())
+    assert not bool(unequal(nested, wanted).any())
 
 
 @pytest.mark.worlds(2)
-def test_nested_transforms_differentiate_an_epilogue_twice(pool: Pool) -> None:
-    assert all(pool.run(_second_derivatives))
-
-
-def _without_derivative(rank: Rank) -> bool:
+@on_ranks
+def test_tensors_without_derivative_go_through(rank: Rank) -> None:
     """Calls on tensors that are constant for the transform are allowed."""
     name = rank.communicator().name
     kept = torch.full((3,), 2.0, device=rank.device)
@@ -165,15 +164,14 @@ def _without_derivative(rank: Rank) -> bool:
         return (x * total).sum()
 
     gradient = torch.func.grad(function)(torch.ones(3, device=rank.device))
-    return bool((gradient == 2.0 * rank.size).all())
+    assert (gradient == 2.0 * rank.size).all()
 
 
 @pytest.mark.worlds(2)
-def test_tensors_without_derivative_go_through(pool: Pool) -> None:
-    assert all(pool.run(_without_derivative))
-
-
-def _batched(rank: Rank) -> dict[str, Attempt]:
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@on_ranks
+def test_vmap_calls_a_functional_form_for_each_element(rank: Rank) -> None:
+    """Except for the operators that take a list of tensors."""
     communicator = rank.communicator()
     found = {}
     for overload in _functional():
@@ -195,24 +193,18 @@ def _batched(rank: Rank) -> dict[str, Attempt]:
 
         found[str(overload)] = attempt(check)
     assert works(rank, communicator)
-    return found
+    for overload, result in found.items():
+        if overload in NOT_BATCHED:
+            assert result.error == "NotImplementedError", (overload, result)
+            assert f"collx.{name_in_errors(overload)}: " in result.message, (overload, result)
+            assert "vmap" in result.message, (overload, result)
+        else:
+            assert not result.error, (overload, result)
 
 
 @pytest.mark.worlds(2)
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_vmap_calls_a_functional_form_for_each_element(pool: Pool) -> None:
-    """Except for the operators that take a list of tensors."""
-    for found in pool.run(_batched):
-        for overload, result in found.items():
-            if overload in NOT_BATCHED:
-                assert result.error == "NotImplementedError", (overload, result)
-                assert f"collx.{name_in_errors(overload)}: " in result.message, (overload, result)
-                assert "vmap" in result.message, (overload, result)
-            else:
-                assert not result.error, (overload, result)
-
-
-def _batched_as_one(rank: Rank) -> dict[str, tuple[int, int]]:
+@on_ranks
+def test_vmap_of_an_elementwise_collective_is_one_collective(rank: Rank) -> None:
     """Counts the collectives, below all transforms, for a batch of three, with one and with two
     levels of vmap."""
     name = rank.communicator().name
@@ -236,18 +228,14 @@ def _batched_as_one(rank: Rank) -> dict[str, tuple[int, int]]:
                 single = function(x)
                 assert not bool(unequal(twice[i, j], single).any()), key
                 assert not bool(unequal(once[i, j], single).any()), key
-    return found
+    gradient = found.pop("gradient")
+    assert gradient == (2, 2)  # the function, and its backward
+    assert set(found.values()) == {(1, 1)}, found
 
 
 @pytest.mark.worlds(2)
-def test_vmap_of_an_elementwise_collective_is_one_collective(pool: Pool) -> None:
-    for found in pool.run(_batched_as_one):
-        gradient = found.pop("gradient")
-        assert gradient == (2, 2)  # the function, and its backward
-        assert set(found.values()) == {(1, 1)}, found
-
-
-def _batched_writes(rank: Rank) -> dict[str, Attempt]:
+@on_ranks
+def test_vmap_of_a_form_that_writes_is_refused_by_name(rank: Rank) -> None:
     communicator = rank.communicator()
     found = {}
     for overload in writing_overloads():
@@ -262,13 +250,7 @@ def _batched_writes(rank: Rank) -> dict[str, Attempt]:
             lambda: torch.func.vmap(function)(torch.stack([call[first]] * 2))  # noqa: B023
         )
     assert works(rank, communicator)
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_vmap_of_a_form_that_writes_is_refused_by_name(pool: Pool) -> None:
-    for found in pool.run(_batched_writes):
-        for overload, result in found.items():
-            assert result.error == "NotImplementedError", (overload, result)
-            assert f"collx.{name_in_errors(overload)}: " in result.message, (overload, result)
-            assert "vmap" in result.message, (overload, result)
+    for overload, result in found.items():
+        assert result.error == "NotImplementedError", (overload, result)
+        assert f"collx.{name_in_errors(overload)}: " in result.message, (overload, result)
+        assert "vmap" in result.message, (overload, result)

@@ -14,12 +14,12 @@ from ..attempt import ones
 from ..calls import Call, Fields, Tensors, as_tuple, make, strides_of
 from ..check import differences
 from ..collectives import OPS
-from ..compiling import inductor, require_compiler
+from ..compiling import inductor, needs_compiler
 from ..norms import SCALES, quantizes
 from ..opcheck import OPCHECKS, PASSED, opcheck
 from ..operators import NAMES, call_of, is_norm
 from ..overloads import all_overloads, arguments_for
-from ..pool import Pool, some_stand_for_all
+from ..pool import Pool, on_ranks, some_stand_for_all
 from ..rank import Rank
 
 GRADIENTS = ("allreduce", "reducescatter", "allgather", "alltoall", "alltoallv", "alltoallv_device")
@@ -174,17 +174,20 @@ def _compiled(rank: Rank, backend: str) -> list[str]:
 
 
 @pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "backend", ["eager", "aot_eager", pytest.param("inductor", marks=needs_compiler)]
+)
 def test_functions_compile_into_one_graph(pool: Pool, backend: str) -> None:
     """The Python functions, which look up the number of ranks, cause no graph break. Compiled with
     other operations, they return the bits of the reference."""
     some_stand_for_all(pool, pool.size == 2)
-    if backend == "inductor":
-        require_compiler()
     assert pool.run(_compiled, backend, deadline=400.0) == [[]] * pool.size
 
 
-def _barriers_kept(rank: Rank) -> list[str]:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_barriers_stay_in_a_compiled_graph(rank: Rank) -> None:
+    """Nothing uses a barrier's result, and two barriers are equal calls: both are kept."""
     from torch._dynamo.testing import AotEagerAndRecordGraphs
 
     name = rank.communicator().name
@@ -200,11 +203,5 @@ def _barriers_kept(rank: Rank) -> list[str]:
     recorded = AotEagerAndRecordGraphs()
     result = torch.compile(function, fullgraph=True, backend=recorded)(ones(rank))
     assert bool((result == 4).all())
-    return [graph.code for graph in recorded.fw_graphs]
-
-
-@pytest.mark.worlds(1, 2)
-def test_barriers_stay_in_a_compiled_graph(pool: Pool) -> None:
-    """Nothing uses a barrier's result, and two barriers are equal calls: both are kept."""
-    for codes in pool.run(_barriers_kept):
-        assert [code.count("collx.barrier") for code in codes] == [2]
+    codes = [graph.code for graph in recorded.fw_graphs]
+    assert [code.count("collx.barrier") for code in codes] == [2]

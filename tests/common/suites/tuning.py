@@ -19,7 +19,7 @@ from collx._tune.cases import BUILT_IN as AUTO
 from collx._tune.cases import Case, call_of, tensors_of
 
 from ..attempt import Attempt, attempt, works
-from ..pool import Pool
+from ..pool import Pool, on_ranks
 from ..rank import Rank
 
 BUILT_IN = {"cpu": "oneshot_pull", "cuda": "oneshot_push"}
@@ -65,7 +65,9 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-def _effect(rank: Rank) -> dict[str, Any]:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_a_table_replaces_the_choice_of_auto_and_keeps_the_bits(rank: Rank) -> None:
     found: dict[str, Any] = {}
     numel = SIZE // 4
     x = _values(rank, numel)
@@ -82,30 +84,27 @@ def _effect(rank: Rank) -> dict[str, Any]:
             results[name] = collx.allreduce(x, group=communicator)
             communicator.synchronize()
     found["equal"] = torch.equal(results["with"], results["without"])
-    return found
-
-
-@pytest.mark.worlds(2, 3)
-def test_a_table_replaces_the_choice_of_auto_and_keeps_the_bits(pool: Pool) -> None:
     chosen = "entry of 1,024 to 8,192 bytes in a dict"
-    for found in pool.run(_effect):
-        assert found["with source"] == "a dict"
-        assert found["without source"] is None
-        for what in ("fits", "first", "last"):
-            assert found[f"with {what}"] == (OTHER, OTHER, chosen), found
-        assert chosen in found["with text"]
-        for what in ("too small", "too large", "symmetric", "dtype", "op"):
-            assert found[f"with {what}"][:2] == found[f"without {what}"][:2], found
-            assert found[f"with {what}"][2] == "built-in table; no entry of a dict fits"
-            assert found[f"without {what}"][2] == "built-in table"
-        assert found["with named"] == found["without named"]
-        assert found["with named"][2] == "the call names the algorithm"
-        assert found["without fits"][0] == BUILT_IN[pool.world.device], found
-        assert found["equal"]
+    assert found["with source"] == "a dict"
+    assert found["without source"] is None
+    for what in ("fits", "first", "last"):
+        assert found[f"with {what}"] == (OTHER, OTHER, chosen), found
+    assert chosen in found["with text"]
+    for what in ("too small", "too large", "symmetric", "dtype", "op"):
+        assert found[f"with {what}"][:2] == found[f"without {what}"][:2], found
+        assert found[f"with {what}"][2] == "built-in table; no entry of a dict fits"
+        assert found[f"without {what}"][2] == "built-in table"
+    assert found["with named"] == found["without named"]
+    assert found["with named"][2] == "the call names the algorithm"
+    assert found["without fits"][0] == BUILT_IN[rank.device.type], found
+    assert found["equal"]
 
 
-def _called(rank: Rank) -> list[Attempt]:
-    """Checked mode compares the algorithms that the calls use."""
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_call_runs_what_explain_states(rank: Rank) -> None:
+    """A call that names the entry's algorithm matches a call with "auto" on another rank. Checked
+    mode compares the algorithms that the calls use."""
     x = _values(rank, SIZE // 4)
     found = []
     for algorithm in (OTHER, "oneshot_push"):
@@ -120,16 +119,10 @@ def _called(rank: Rank) -> list[Attempt]:
                     )
                 )
             )
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_a_call_runs_what_explain_states(pool: Pool) -> None:
-    """A call that names the entry's algorithm matches a call with "auto" on another rank."""
-    for same, other in pool.run(_called):
-        assert same.error == "", same
-        assert other.error == "CollectiveMismatch", other
-        assert OTHER in other.message, other
+    same, other = found
+    assert same.error == "", same
+    assert other.error == "CollectiveMismatch", other
+    assert OTHER in other.message, other
 
 
 DAMAGED: dict[str, tuple[dict[str, Any], str]] = {
@@ -259,10 +252,12 @@ def test_the_environment_variable_names_a_table(pool: Pool, tmp_path: Path) -> N
         assert "device 'abacus'" in found["other device"].message
 
 
-def _orders(rank: Rank) -> dict[str, Attempt]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_sums_in_another_order_need_the_consent_of_the_program(rank: Rank) -> None:
     """On the CPU, no table can name a multicast algorithm."""
     given = table(rank, entry(algorithm="multimem_twoshot"))
-    return {
+    found = {
         str(deterministic): attempt(
             lambda: rank.new_communicator(
                 "orders",
@@ -272,18 +267,15 @@ def _orders(rank: Rank) -> dict[str, Attempt]:
         )
         for deterministic in (True, False)
     }
+    assert found["True"].error == "ValueError", found
+    assert found["False"].error == ("ValueError" if rank.device.type == "cpu" else "")
+    if rank.device.type == "cuda":
+        assert "an order of its own" in found["True"].message
 
 
 @pytest.mark.worlds(2)
-def test_sums_in_another_order_need_the_consent_of_the_program(pool: Pool) -> None:
-    for found in pool.run(_orders):
-        assert found["True"].error == "ValueError", found
-        assert found["False"].error == ("ValueError" if pool.world.device == "cpu" else "")
-        if pool.world.device == "cuda":
-            assert "an order of its own" in found["True"].message
-
-
-def _calls(rank: Rank) -> dict[str, bool]:
+@on_ranks
+def test_every_algorithm_that_an_entry_may_name_gives_the_same_bits(rank: Rank) -> None:
     """Tests every algorithm that an entry may name, for the operators that have entries."""
     found = {}
     for op in extension.tunable_operators():
@@ -313,14 +305,8 @@ def _calls(rank: Rank) -> dict[str, bool]:
                     found[f"{op} {name} {symmetric}"] = plan.algorithm == name and torch.equal(
                         y, expected
                     )
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_every_algorithm_that_an_entry_may_name_gives_the_same_bits(pool: Pool) -> None:
-    for found in pool.run(_calls):
-        assert len(found) >= 20
-        assert all(found.values()), found
+    assert len(found) >= 20
+    assert all(found.values()), found
 
 
 def _backend(rank: Rank, folder: str) -> list[Any]:

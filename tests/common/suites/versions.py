@@ -11,7 +11,7 @@ import torch
 
 from ..attempt import attempt, works
 from ..overloads import MODES, arguments_for, name_in_errors, writing_overloads, written_by
-from ..pool import Pool
+from ..pool import on_ranks
 from ..rank import Rank
 
 
@@ -24,7 +24,12 @@ def _bumps_of_pytorch(rank: Rank) -> int:
     return tensor._version - before
 
 
-def _versions(rank: Rank, mode: str) -> dict[str, str]:
+@pytest.mark.worlds(1, 2)
+@pytest.mark.parametrize("mode", sorted(MODES))
+@on_ranks
+def test_what_is_written_gets_a_new_version(rank: Rank, mode: str) -> None:
+    """Hazard 34: the version of each argument that the schema marks as written increases by one, as
+    with PyTorch's operators in that mode; no other version changes."""
     communicator = rank.communicator()
     wrong = {}
     for overload in writing_overloads():
@@ -39,16 +44,7 @@ def _versions(rank: Rank, mode: str) -> dict[str, str]:
             want = expected if name in written_by(overload) else 0
             if tensor._version - before[name] != want:
                 wrong[f"{overload}: {name}"] = f"{tensor._version - before[name]} for {want}"
-    return wrong
-
-
-@pytest.mark.worlds(1, 2)
-@pytest.mark.parametrize("mode", sorted(MODES))
-def test_what_is_written_gets_a_new_version(pool: Pool, mode: str) -> None:
-    """Hazard 34: the version of each argument that the schema marks as written increases by one, as
-    with PyTorch's operators in that mode; no other version changes."""
-    for wrong in pool.run(_versions, mode):
-        assert not wrong, wrong
+    assert not wrong, wrong
 
 
 class _Keep(torch.autograd.Function):
@@ -65,7 +61,10 @@ class _Keep(torch.autograd.Function):
         return gradients[0], None
 
 
-def _saved(rank: Rank) -> dict[str, str]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_saved_tensor_that_is_written_is_noticed(rank: Rank) -> None:
+    """Hazard 34: backward raises an error instead of using the overwritten tensor."""
     communicator = rank.communicator()
     found = {}
     for overload in writing_overloads():
@@ -75,22 +74,17 @@ def _saved(rank: Rank) -> dict[str, str]:
             kept: Any = _Keep.apply(x, call[name])
             kept.sum().backward(retain_graph=True)
             overload(**call)
-            result = attempt(kept.sum().backward)
-            found[f"{overload}: {name}"] = f"{result.error} {result.message}"
-    return found
+            found[f"{overload}: {name}"] = attempt(kept.sum().backward)
+    assert len(found) > 30
+    for name, result in found.items():
+        assert result.error == "RuntimeError", (name, result)
+        assert "modified by an inplace operation" in result.message, (name, result)
 
 
 @pytest.mark.worlds(2)
-def test_a_saved_tensor_that_is_written_is_noticed(pool: Pool) -> None:
-    """Hazard 34: backward raises an error instead of using the overwritten tensor."""
-    for found in pool.run(_saved):
-        assert len(found) > 30
-        for name, result in found.items():
-            assert result.startswith("RuntimeError"), (name, result)
-            assert "modified by an inplace operation" in result, (name, result)
-
-
-def _inference_tensors(rank: Rank) -> dict[str, Any]:
+@on_ranks
+def test_inference_tensors_are_written_in_inference_mode_alone(rank: Rank) -> None:
+    """As in PyTorch, but refused by name and before anything is launched."""
     communicator = rank.communicator()
     found = {}
     for overload in writing_overloads():
@@ -103,14 +97,7 @@ def _inference_tensors(rank: Rank) -> dict[str, Any]:
         for name, tensor in before.items():
             assert tensor.view(torch.uint8).equal(call[name].view(torch.uint8)), overload
     assert works(rank, communicator)
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_inference_tensors_are_written_in_inference_mode_alone(pool: Pool) -> None:
-    """As in PyTorch, but refused by name and before anything is launched."""
-    for found in pool.run(_inference_tensors):
-        for name, result in found.items():
-            assert result.error == "RuntimeError", (name, result)
-            assert name_in_errors(name) in result.message
-            assert "torch.inference_mode()" in result.message, (name, result)
+    for name, result in found.items():
+        assert result.error == "RuntimeError", (name, result)
+        assert name_in_errors(name) in result.message
+        assert "torch.inference_mode()" in result.message, (name, result)

@@ -19,7 +19,7 @@ from collx._bootstrap import symmetric
 from collx._bootstrap.store import Ballot
 
 from ..attempt import Attempt, attempt, works
-from ..pool import Pool, some_stand_for_all
+from ..pool import Pool, on_ranks, some_stand_for_all
 from ..rank import Rank
 
 TIMEOUT = 20.0  # seconds, much longer than any vote takes
@@ -163,19 +163,16 @@ def test_what_all_ranks_refuse_is_a_wrong_argument(pool: Pool, what: str) -> Non
         assert destroyed.error == "", destroyed
 
 
-def _not_symmetric(rank: Rank) -> tuple[Attempt, bool]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_an_ordinary_tensor_cannot_be_registered(rank: Rank) -> None:
     communicator = rank.communicator()
     tensor = torch.ones(8, device=rank.device)
     found = attempt(lambda: communicator.register(tensor))
-    return found, _all_calls_work(rank, communicator)
-
-
-@pytest.mark.worlds(2)
-def test_an_ordinary_tensor_cannot_be_registered(pool: Pool) -> None:
-    for found, fine in pool.run(_not_symmetric):
-        assert found.error == "ValueError", found
-        assert "register: tensor: got one that was not allocated as symmetric" in found.message
-        assert fine
+    fine = _all_calls_work(rank, communicator)
+    assert found.error == "ValueError", found
+    assert "register: tensor: got one that was not allocated as symmetric" in found.message
+    assert fine
 
 
 def _raise(*_: object) -> object:
@@ -209,7 +206,10 @@ def test_a_failure_on_one_rank_is_raised_on_all_of_them(pool: Pool, step: str) -
         assert fine
 
 
-def _votes(rank: Rank) -> dict[str, int]:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_a_symmetric_tensor_costs_two_votes(rank: Rank) -> None:
+    """Each vote needs several round trips to the store."""
     communicator = rank.new_communicator("counted")
     given = _ordinary(communicator)
 
@@ -218,19 +218,13 @@ def _votes(rank: Rank) -> dict[str, int]:
             call()
         return vote.call_count
 
-    return {
+    expected = {"empty": 2, "without elements": 1, "register": 2, "destroy": 1}
+    assert {
         "empty": votes_of(lambda: communicator.empty(100)),
         "without elements": votes_of(lambda: communicator.empty(0, 5)),
         "register": votes_of(lambda: communicator.register(given)),
         "destroy": votes_of(communicator.destroy),
-    }
-
-
-@pytest.mark.worlds(1, 2)
-def test_a_symmetric_tensor_costs_two_votes(pool: Pool) -> None:
-    """Each vote needs several round trips to the store."""
-    expected = {"empty": 2, "without elements": 1, "register": 2, "destroy": 1}
-    assert pool.run(_votes) == [expected] * pool.size
+    } == expected
 
 
 def _absent(rank: Rank) -> tuple[Attempt, Attempt, Attempt, Attempt]:
@@ -289,8 +283,11 @@ def test_a_name_works_again_after_a_rank_was_absent(pool: Pool, call: str) -> No
     assert also.error == "", also
 
 
-def _poisoned_meanwhile(rank: Rank) -> list[Attempt]:
-    """A peer poisons the communicator after all ranks have agreed that a tensor is shared."""
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_failure_after_the_last_vote_is_left_to_the_next_call(rank: Rank) -> None:
+    """An error after the last vote is not raised on one rank alone. A peer poisons the communicator
+    after all ranks have agreed that a tensor is shared."""
     communicator = rank.new_communicator("meanwhile", rank.fresh_group(), timeout=TIMEOUT)
     native = communicator._memory._native
     stand_in = mock.Mock(wraps=native)
@@ -308,18 +305,15 @@ def _poisoned_meanwhile(rank: Rank) -> list[Attempt]:
     found.append(attempt(lambda: communicator.empty(8)))
     rank.barrier()
     communicator.destroy()
-    return found
+    first, second = found
+    assert first.error == "", first
+    assert second.error == "CollectiveTimeout", second
 
 
 @pytest.mark.worlds(2)
-def test_a_failure_after_the_last_vote_is_left_to_the_next_call(pool: Pool) -> None:
-    """An error after the last vote is not raised on one rank alone."""
-    for first, second in pool.run(_poisoned_meanwhile):
-        assert first.error == "", first
-        assert second.error == "CollectiveTimeout", second
-
-
-def _refused_differently(rank: Rank) -> list[Attempt]:
+@on_ranks
+def test_ranks_that_refuse_by_different_classes_raise_one(rank: Rank) -> None:
+    """If one rank raises TypeError and another ValueError, all raise an InitError with both."""
     communicator = rank.new_communicator("differently", timeout=TIMEOUT)
     wrong = "8" if rank.rank == 0 else -8
     found = [attempt(lambda: communicator.empty(wrong))]
@@ -327,34 +321,24 @@ def _refused_differently(rank: Rank) -> list[Attempt]:
     communicator.destroy()
     options: dict[str, Any] = {"pdl": "late"} if rank.rank == 0 else {"max_blocks": "many"}
     found.append(attempt(lambda: rank.new_communicator("differently", **options)))
-    return found
+    for result in found:
+        assert result.error == "InitError", result
+        assert "TypeError" in result.message
+        assert "ValueError" in result.message
 
 
 @pytest.mark.worlds(2)
-def test_ranks_that_refuse_by_different_classes_raise_one(pool: Pool) -> None:
-    """If one rank raises TypeError and another ValueError, all raise an InitError with both."""
-    for found in pool.run(_refused_differently):
-        for result in found:
-            assert result.error == "InitError", result
-            assert "TypeError" in result.message
-            assert "ValueError" in result.message
-
-
-def _apart(rank: Rank) -> tuple[Attempt, Attempt]:
+@on_ranks
+def test_different_calls_are_a_mismatch(rank: Rank) -> None:
+    """The error names both calls; the rank that continues does not wait for the one that left."""
     communicator = rank.new_communicator("apart", timeout=TIMEOUT)
     first = attempt(communicator.destroy if rank.rank == 0 else lambda: communicator.empty(8))
-    return first, attempt(communicator.destroy)
-
-
-@pytest.mark.worlds(2)
-def test_different_calls_are_a_mismatch(pool: Pool) -> None:
-    """The error names both calls; the rank that continues does not wait for the one that left."""
-    for first, second in pool.run(_apart):
-        assert first.error == "CollectiveMismatch", first
-        assert "rank 0: is at 'destroy'" in first.message
-        assert "rank 1: is at 'empty'" in first.message
-        assert second.error == "", second
-        assert second.seconds < TIMEOUT
+    second = attempt(communicator.destroy)
+    assert first.error == "CollectiveMismatch", first
+    assert "rank 0: is at 'destroy'" in first.message
+    assert "rank 1: is at 'empty'" in first.message
+    assert second.error == "", second
+    assert second.seconds < TIMEOUT
 
 
 def _left(rank: Rank) -> tuple[Attempt, bool]:
@@ -427,7 +411,10 @@ def test_an_argument_of_init_that_all_ranks_refuse_is_wrong(pool: Pool, what: st
         assert fine
 
 
-def _name_in_use(rank: Rank) -> tuple[Attempt, bool]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_name_in_use_on_one_rank_is_refused_on_all(rank: Rank) -> None:
+    """One rank already uses the name of the new communicator for another one."""
     groups = [dist.new_group([r]) for r in range(rank.size)]
     mine = rank.new_communicator("twice", groups[0]) if rank.rank == 0 else None
     found = attempt(lambda: rank.new_communicator("twice", timeout=TIMEOUT))
@@ -436,15 +423,8 @@ def _name_in_use(rank: Rank) -> tuple[Attempt, bool]:
     with rank.new_communicator("twice", timeout=TIMEOUT) as communicator:
         fine = works(rank, communicator)
     dist.destroy_process_group(groups[rank.rank])
-    return found, fine
-
-
-@pytest.mark.worlds(2)
-def test_a_name_in_use_on_one_rank_is_refused_on_all(pool: Pool) -> None:
-    """One rank already uses the name of the new communicator for another one."""
-    for found, fine in pool.run(_name_in_use):
-        assert found.error == "InitError", found
-        assert "rank 0: ValueError" in found.message
-        assert "exists already" in found.message
-        assert found.seconds < TIMEOUT
-        assert fine
+    assert found.error == "InitError", found
+    assert "rank 0: ValueError" in found.message
+    assert "exists already" in found.message
+    assert found.seconds < TIMEOUT
+    assert fine

@@ -22,7 +22,7 @@ from collx._extension import extension
 
 from ..attempt import Attempt, allreduce, attempt, ones, works
 from ..limits import assert_in_time, timeout_now
-from ..pool import Pool, some_stand_for_all
+from ..pool import Pool, on_ranks, some_stand_for_all
 from ..rank import PAYLOAD_BYTES, TIMEOUT, Rank
 
 pytestmark = pytest.mark.alone  # ranks are killed
@@ -67,14 +67,11 @@ def _before_step(name: str, action: Callable[[], None]) -> AbstractContextManage
     return instead_of_step(name, run)
 
 
-def _step_names(rank: Rank) -> tuple[str, ...]:
-    return tuple(step.name for step in steps.STEPS)
-
-
 @pytest.mark.worlds(1)
-def test_every_step_of_init_has_its_faults(pool: Pool) -> None:
+@on_ranks
+def test_every_step_of_init_has_its_faults(rank: Rank) -> None:
     """The control of this file: a new step of init must be added to these tests."""
-    assert pool.run(_step_names) == [STEP_NAMES]
+    assert tuple(step.name for step in steps.STEPS) == STEP_NAMES
 
 
 def _raise() -> None:
@@ -342,22 +339,18 @@ _DIFFERENT: dict[str, tuple[Any, Any]] = {
 }
 
 
-def _different(rank: Rank, option: str) -> Attempt:
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("option", sorted(_DIFFERENT))
+@on_ranks
+def test_options_that_differ_between_ranks_are_refused_by_name(rank: Rank, option: str) -> None:
+    """Hazard 5: ranks exchange the options that must agree."""
     value = _DIFFERENT[option][min(rank.rank, 1)]
     found = attempt(lambda: rank.new_communicator("options", **{option: value}))
     rank.barrier()
     with rank.new_communicator("options") as communicator:
         assert works(rank, communicator)
-    return found
-
-
-@pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("option", sorted(_DIFFERENT))
-def test_options_that_differ_between_ranks_are_refused_by_name(pool: Pool, option: str) -> None:
-    """Hazard 5: ranks exchange the options that must agree."""
-    for result in pool.run(_different, option):
-        assert result.error == "InitError", result
-        assert option in result.message
+    assert found.error == "InitError", found
+    assert option in found.message
 
 
 def _different_name(rank: Rank, timeout: float) -> Attempt:
@@ -435,7 +428,11 @@ def test_a_region_is_ready_before_a_peer_can_know_it(pool: Pool, swapped: bool) 
         assert [found.error for found, *_ in results] == [""] * pool.size, results
 
 
-def _created_again(rank: Rank, fails: bool) -> Attempt:
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("fails", [False, True], ids=["", "fails"])
+@on_ranks
+def test_what_follows_a_failed_test_of_multicast_is_voted(rank: Rank, fails: bool) -> None:
+    """All ranks create their communicator again without multicast. If one fails, all fail."""
     calls = 0
 
     def initialize(*arguments: Any) -> None:
@@ -451,16 +448,8 @@ def _created_again(rank: Rank, fails: bool) -> Attempt:
         found = attempt(lambda: _begins_again(rank, "again"))
     rank.barrier()
     assert calls == 2, calls
-    return found
-
-
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize("fails", [False, True], ids=["", "fails"])
-def test_what_follows_a_failed_test_of_multicast_is_voted(pool: Pool, fails: bool) -> None:
-    """All ranks create their communicator again without multicast. If one fails, all fail."""
-    for found in pool.run(_created_again, fails):
-        assert found.error == ("InitError" if fails else ""), found
-        assert not fails or "rank 0: OSError: the injected fault" in found.message, found
+    assert found.error == ("InitError" if fails else ""), found
+    assert not fails or "rank 0: OSError: the injected fault" in found.message, found
 
 
 def _apart(rank: Rank, step: str) -> dict[str, Any]:

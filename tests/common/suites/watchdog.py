@@ -20,7 +20,7 @@ import collx
 
 from ..attempt import attempt, finish, in_a_child, ones, works
 from ..limits import timeout_now
-from ..pool import Pool, some_stand_for_all
+from ..pool import Pool, on_ranks, some_stand_for_all
 from ..rank import Rank
 from .lifecycle import exit_codes
 from .voting import instead_of_step
@@ -263,7 +263,9 @@ def test_without_regions_the_call_alone_is_known(pool: Pool) -> None:
     assert not late
 
 
-def _threads_of_a_life(rank: Rank) -> list[int | bool]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_the_thread_is_there_as_long_as_a_communicator_asks_for_it(rank: Rank) -> None:
     found: list[int | bool] = []
     with rank.new_communicator("watched-off") as communicator:
         assert works(rank, communicator)
@@ -274,13 +276,7 @@ def _threads_of_a_life(rank: Rank) -> list[int | bool]:
                 assert works(rank, communicator)
             found.append(_threads_after(1))
     found.append(_ends())
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_the_thread_is_there_as_long_as_a_communicator_asks_for_it(pool: Pool) -> None:
-    for found in pool.run(_threads_of_a_life):
-        assert found == [0, 1, 1, 1, 1, 1, True]
+    assert found == [0, 1, 1, 1, 1, 1, True]
 
 
 def _finish(communicator: Any, handle: Any) -> None:
