@@ -188,14 +188,6 @@ def _fused(
     return results[0], results[1]
 
 
-@pytest.mark.parametrize("cols", [1, 2, 3, 5, 17, 64, 100])
-def test_a_row_is_summed_up_by_the_padded_tree(cols: int) -> None:
-    rows = values(5, cols) * 10.0 ** values(5, cols, seed=2)
-    sums = reference.row_sum(rows)
-    assert sums.shape == (5, 1)
-    assert [F(s) for s in sums[:, 0].tolist()] == [tree(row_of(row)) for row in rows]
-
-
 def test_pieces_and_leading_dimensions_change_nothing() -> None:
     """The test uses more rows than one piece of the computation, one more dimension, and no rows
     at all."""
@@ -253,40 +245,7 @@ def test_layernorm_is_within_its_bound_of_float64(cols: int) -> None:
     assert bool(((result.double() - exact).abs() <= bound).all())
 
 
-# --- exact results ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("power", [-40, -3, 0, 20])
-@pytest.mark.parametrize("rounding", reference.ROUNDINGS)
-def test_powers_of_two_come_out_exactly(power: int, rounding: str) -> None:
-    """A row of +-2^k has the norm 2^-k, so that the result is +-weight. A row scaled by 2^k has a
-    result with the same bits."""
-    weight = values(64, seed=2)
-    signs = values(3, 64).sign()
-    result = reference.allreduce_rmsnorm([signs * 2.0**power], weight, 0.0, 0.0, rounding)
-    assert torch.equal(result, signs * weight)
-    rows = values(9, 77)
-    weight = values(77, seed=2)
-    scaled = reference.allreduce_rmsnorm([rows * 2.0**power], weight, 0.0, 0.0, rounding)
-    assert reference.same_bits(
-        scaled, reference.allreduce_rmsnorm([rows], weight, 0.0, 0.0, rounding)
-    )
-
-
-def test_what_is_rounded_before_it_is_used() -> None:
-    """eps is rounded to the dtype only with "fp32", weight_offset always."""
-    row, weight = torch.zeros(1, 4, dtype=torch.float16), torch.ones(4)
-    row[0, 0] = 1e-3
-    seen = {
-        rounding: reference.allreduce_rmsnorm([row], weight, 1e-8, 0.0, rounding)
-        for rounding in reference.ROUNDINGS
-    }
-    # 1e-8 is 0 in float16, so the root mean square of the row is half of its first element.
-    assert seen["fp32"][0, 0] == 2.0
-    assert seen["parity"][0, 0] < 2.0
-    ones = torch.ones(1, 4, dtype=torch.bfloat16)
-    offset = 1 + 2.0**-10  # 1 in bfloat16
-    assert torch.equal(reference.allreduce_rmsnorm([ones], weight, 0.0, offset), 2 * ones)
+# --- unfused sequence ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cols", [1, 100, 1025])
