@@ -88,13 +88,14 @@ def _parent(modules: tuple[str, ...]) -> subprocess.Popen[str]:
 def run(
     program: str,
     arguments: Sequence[Sequence[str]],
-    settings: Mapping[str, str],
+    settings: Mapping[str, str] | Sequence[Mapping[str, str]],
     seconds: float,
     modules: tuple[str, ...] = IMPORTED,
 ) -> list[tuple[int | None, str]]:
     """Runs `program` in one process for each list of arguments, at the same time. The processes
-    have imported `modules`. Returns the exit codes and outputs. The code is None if a process has
-    not ended after `seconds`."""
+    have imported `modules`. `settings`: environment variables of all processes, or of each. Returns
+    the exit codes and outputs. The code is None if a process has not ended after `seconds`."""
+    each = [settings] * len(arguments) if isinstance(settings, Mapping) else settings
     parent = _parent(modules)
     assert parent.stdin is not None
     assert parent.stdout is not None
@@ -103,8 +104,8 @@ def run(
         for output in outputs:
             output.touch()
         jobs = [
-            (program, list(of), dict(settings), str(output))
-            for of, output in zip(arguments, outputs, strict=True)
+            (program, list(of), dict(own), str(output))
+            for of, own, output in zip(arguments, each, outputs, strict=True)
         ]
         parent.stdin.write(json.dumps([jobs, seconds]) + "\n")
         parent.stdin.flush()

@@ -34,6 +34,6 @@ def test_works_with_devices_named_by_uuid(pool: Pool) -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     for devices in ([",".join(uuids)] * 2, [uuids[0], uuids[1 % gpus]]):
         each = [{"CUDA_VISIBLE_DEVICES": names} for names in devices]
-        for code, output in exit_codes(pool.world.device, "", {}, each):
+        for code, output in exit_codes(pool.world.device, "", each):
             assert code == 0, output
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible

@@ -6,7 +6,6 @@ import ctypes
 import gc
 import mmap
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -551,49 +550,29 @@ print("the end", flush=True)
 def exit_codes(
     device: str,
     ending: str,
-    settings: dict[str, str] | None = None,
-    by_rank: list[dict[str, str]] | None = None,
+    settings: dict[str, str] | list[dict[str, str]] | None = None,
     *,
     program: str = PROGRAM,
     size: int = 2,
     backend: str = "gloo",
 ) -> list[tuple[int, str]]:
     """Returns the exit code and output of each rank. Each rank runs `program`, after JOINED, in its
-    own interpreter. With `settings`, which libraries may read when they are imported, the
-    interpreter has imported nothing before."""
+    own interpreter. With `settings` of all ranks or of each, which libraries may read when they are
+    imported, the interpreter has imported nothing before."""
     from ..worlds import World, gpu_count, rank_environment
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     world = World(device, size, min(size, gpu_count()) if device == "cuda" else 0)
-    environment = {**rank_environment(world), **(settings or {})}
+    given = settings if isinstance(settings, list) else [settings or {}] * size
+    environments = [{**rank_environment(world), **own} for own in given]
     module = "collx.backend" if backend == "collx" else "collx"
     text = JOINED.format(module=module, backend=backend) + program.format(ending=ending)
     arguments = [[str(rank), str(store.port), device, str(size)] for rank in range(size)]
-    if settings is None and by_rank is None:
-        return [
-            (1, f"{output}\ndid not end") if code is None else (code, output)
-            for code, output in interpreters.run(text, arguments, environment, 90)
-        ]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", text, *arguments[rank]],
-            env={**interpreters.environment(), **environment, **(by_rank[rank] if by_rank else {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
+    modules = interpreters.IMPORTED if settings is None else ()
+    return [
+        (1, f"{output}\ndid not end") if code is None else (code, output)
+        for code, output in interpreters.run(text, arguments, environments, 90, modules)
     ]
-    found = []
-    for process in processes:
-        try:
-            output, _ = process.communicate(timeout=90)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, _ = process.communicate()
-            output += "\ndid not end"
-        found.append((process.returncode, output))
-    return found
 
 
 @pytest.mark.worlds(2)
