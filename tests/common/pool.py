@@ -26,7 +26,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch.distributed as dist
@@ -236,20 +236,30 @@ class Pool:
                 failures.setdefault(rank, "finished without an error")
 
 
-def some_stand_for_all(pool: Pool, run_where_shared: bool) -> None:
+def some_stand_for_all(ranks: Pool | Rank, run_where_shared: bool) -> None:
     """Skips a case if ranks share a GPU, unless it is one of the representative cases. On a shared
     GPU, a call and especially an init takes a hundred times as long."""
-    if pool.takes_turns and not run_where_shared:
+    if ranks.world.takes_turns and not run_where_shared:
         pytest.skip("ranks share a GPU: other cases of this test stand for this one")
 
 
+class _Skipped(NamedTuple):
+    """Why a job has skipped its test. The exception of pytest cannot be pickled."""
+
+    reason: str
+
+
 def _run_job(rank: Rank, test: Any, *arguments: Any) -> Any:
-    return test.job(rank, *arguments)
+    try:
+        return test.job(rank, *arguments)
+    except pytest.skip.Exception as skipped:
+        return _Skipped(str(skipped.msg))
 
 
 def on_ranks(job: Any = None, *, deadline: float = JOB_DEADLINE) -> Any:
     """Makes a job a test: each rank of the fixture `pool` runs it, for at most `deadline` seconds.
-    A job that does not return None returns a list or a string, which must be empty on all ranks."""
+    A job that does not return None returns a list or a string, which must be empty on all ranks. A
+    job may skip the test on all ranks."""
     if job is None:
         return functools.partial(on_ranks, deadline=deadline)
     _, *parameters = inspect.signature(job).parameters.values()
@@ -260,6 +270,8 @@ def on_ranks(job: Any = None, *, deadline: float = JOB_DEADLINE) -> Any:
         # The name of the job is that of the test, so the ranks unpickle the test.
         arguments = (given[each.name] for each in parameters)
         results = pool.run(_run_job, test, *arguments, deadline=deadline)
+        if isinstance(results[0], _Skipped):
+            pytest.skip(results[0].reason)
         wrong = {rank: found for rank, found in enumerate(results) if found != expected}
         assert not wrong, "\n".join(f"rank {rank}: {found}" for rank, found in wrong.items())
 

@@ -119,7 +119,14 @@ def _large_calls(rank: Rank) -> dict[str, Callable[[Any], Any]]:
     }
 
 
-def _crossed_at_full_size(rank: Rank, first: str) -> list[str]:
+@pytest.mark.alone  # two kernels at once need all of a GPU
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("first", ["slots", "rows", "lanes", "reduced lanes", "copied lanes"])
+@on_ranks
+def test_two_communicators_share_the_multiprocessors(rank: Rank, first: str) -> list[str]:
+    """Hazard 1: half of the blocks of one kernel fit next to half of those of any other kernel."""
+    if rank.world.takes_turns:
+        pytest.skip("ranks that take turns at a GPU have it alone")
     pair = [rank.new_communicator(name, timeout=TIMEOUT) for name in ("left", "right")]
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     calls = _large_calls(rank)
@@ -143,16 +150,6 @@ def _crossed_at_full_size(rank: Rank, first: str) -> list[str]:
     for communicator in pair:
         communicator.destroy()
     return wrong
-
-
-@pytest.mark.alone  # two kernels at once need all of a GPU
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize("first", ["slots", "rows", "lanes", "reduced lanes", "copied lanes"])
-def test_two_communicators_share_the_multiprocessors(pool: Pool, first: str) -> None:
-    """Hazard 1: half of the blocks of one kernel fit next to half of those of any other kernel."""
-    if pool.takes_turns:
-        pytest.skip("ranks that take turns at a GPU have it alone")
-    assert pool.run(_crossed_at_full_size, first) == [[]] * pool.size
 
 
 def _captured(communicator: Any, source: torch.Tensor) -> torch.cuda.CUDAGraph:

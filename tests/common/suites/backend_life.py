@@ -244,22 +244,18 @@ def test_a_group_with_the_name_of_an_earlier_one_works(pool: Pool, ending: str, 
         assert code == 0, output
 
 
-def _in_children(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_forked_child_does_not_use_the_store_of_its_parent(rank: Rank) -> None:
+    if rank.device.type == "cuda":
+        pytest.skip("CUDA cannot be used in a forked child")
     group, x = group_of(rank), ones(rank)
     calls = (partial(dist.all_reduce, x, group=group), partial(collx.allreduce, x, group=group))
     found = [in_a_child(call) for call in calls]
     rank.barrier()
     assert _sum(rank, group)  # the children have not used the store
     dist.destroy_process_group(group)
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_a_forked_child_does_not_use_the_store_of_its_parent(pool: Pool) -> None:
-    if pool.world.device == "cuda":
-        pytest.skip("CUDA cannot be used in a forked child")
-    for found in pool.run(_in_children):
-        assert all(said.startswith("ValueError") and "forked" in said for said in found), found
+    assert all(said.startswith("ValueError") and "forked" in said for said in found), found
 
 
 @pytest.mark.worlds(1, 2)
@@ -505,7 +501,11 @@ def test_ranks_with_different_versions_are_told_so(rank: Rank) -> None:
     assert "version differs between the ranks" in found.message
 
 
-def _graph(rank: Rank) -> list[Attempt | bool]:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_graphs_and_no_creation_in_a_capture(rank: Rank) -> None:
+    if rank.device.type != "cuda":
+        pytest.skip("CUDA graphs")
     group, late = group_of(rank), group_of(rank)
     x = ones(rank)
     for asynchronous in (False, True):  # creates the communicator and its stream
@@ -535,17 +535,10 @@ def _graph(rank: Rank) -> list[Attempt | bool]:
     found.append(_sum(rank, late))
     for each in (group, late):
         dist.destroy_process_group(each)
-    return found
-
-
-@pytest.mark.worlds(1, 2)
-def test_graphs_and_no_creation_in_a_capture(pool: Pool) -> None:
-    if pool.world.device != "cuda":
-        pytest.skip("CUDA graphs")
-    for first, second, refused, after in pool.run(_graph):
-        assert first is True
-        assert second is True
-        assert after is True
-        assert isinstance(refused, Attempt)
-        assert refused.error == "NotImplementedError", refused
-        assert "capture" in refused.message
+    first, second, refused, after = found
+    assert first is True
+    assert second is True
+    assert after is True
+    assert isinstance(refused, Attempt)
+    assert refused.error == "NotImplementedError", refused
+    assert "capture" in refused.message

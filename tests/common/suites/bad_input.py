@@ -253,7 +253,12 @@ def test_a_refusal_on_one_rank_keeps_it_in_step(rank: Rank) -> None:
         assert differs == "", op
 
 
-def _input_elsewhere(rank: Rank) -> dict[str, Attempt]:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_an_input_on_another_device_is_refused(rank: Rank) -> None:
+    """CPU communicators refuse CUDA tensors, and CUDA communicators refuse CPU tensors."""
+    if not torch.cuda.is_available():
+        pytest.skip("there is but one device")
     found = {}
     elsewhere = "cpu" if rank.device.type == "cuda" else "cuda"
     for op in NAMES:
@@ -262,19 +267,10 @@ def _input_elsewhere(rank: Rank) -> dict[str, Attempt]:
         arguments = {**given.arguments, **{n: t.to(elsewhere) for n, t in tensors.items()}}
         found[op] = attempt(lambda: given.call.overload("functional")(**arguments))  # noqa: B023
     assert works(rank, rank.communicator())
-    return found
-
-
-@pytest.mark.worlds(1, 2)
-def test_an_input_on_another_device_is_refused(pool: Pool) -> None:
-    """CPU communicators refuse CUDA tensors, and CUDA communicators refuse CPU tensors."""
-    if not torch.cuda.is_available():
-        pytest.skip("there is but one device")
-    for found in pool.run(_input_elsewhere):
-        for op, result in found.items():
-            assert result.error == "ValueError", (op, result)
-            assert name_in_errors(op) in result.message, (op, result)
-            assert "got a tensor on" in result.message, (op, result)
+    for op, result in found.items():
+        assert result.error == "ValueError", (op, result)
+        assert name_in_errors(op) in result.message, (op, result)
+        assert "got a tensor on" in result.message, (op, result)
 
 
 @pytest.mark.worlds(2)

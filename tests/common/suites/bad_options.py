@@ -61,19 +61,15 @@ def test_a_variable_that_is_neither_0_nor_1_is_refused(rank: Rank, variable: str
     assert f"environment variable {variable}: got 'yes'; accepted: 0, 1" in found.message
 
 
-def _on_no_device(rank: Rank) -> Attempt:
-    found = attempt(lambda: rank.new_communicator("device", device=torch.device("cuda")))
-    assert works(rank, rank.communicator())
-    return found
-
-
 @pytest.mark.worlds(1, 2)
-def test_a_device_that_is_not_there_is_refused(pool: Pool) -> None:
+@on_ranks
+def test_a_device_that_is_not_there_is_refused(rank: Rank) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    for found in pool.run(_on_no_device):
-        assert found.error == "ValueError", found
-        assert "cuda" in found.message
+    found = attempt(lambda: rank.new_communicator("device", device=torch.device("cuda")))
+    assert works(rank, rank.communicator())
+    assert found.error == "ValueError", found
+    assert "cuda" in found.message
 
 
 def _too_many(rank: Rank) -> Attempt:

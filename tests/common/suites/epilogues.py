@@ -16,7 +16,7 @@ from collx import epilogues, reference
 from collx._extension import extension
 from collx.epilogues import expression_of
 
-from ..attempt import Attempt, attempt, finish, ones, works
+from ..attempt import attempt, finish, ones, works
 from ..calls import run_calls
 from ..check import assert_none, differences
 from ..compiling import inductor, needs_compiler
@@ -572,7 +572,23 @@ def test_bad_input_is_refused_by_name(rank: Rank, op: str, which: str) -> None:
     assert well
 
 
-def _warm_up(rank: Rank, which: str) -> tuple[Attempt, bool]:
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize(
+    ("which", "kind", "words"),
+    [
+        ("good", "", ()),
+        ("a norm", "", ()),
+        ("another function", "TypeError", ("allgather", "collx.allreduce")),
+        ("no epilogue", "ValueError", ("epilogue: got None",)),
+        ("extras", "ValueError", ("extras[0]", "[5]")),
+        ("one rank's extras", "InitError", ("rank 0", "extras[0]")),
+    ],
+)
+@on_ranks
+def test_warm_up_meets_all_ranks_and_calls_nothing(
+    rank: Rank, which: str, kind: str, words: tuple[str, ...]
+) -> None:
+    """All ranks raise an error if one rank refuses; the communicator remains usable."""
     communicator = rank.communicator()
     x, bias = ones(rank, 12).view(3, 4), ones(rank, 4)
     given: dict[str, Any] = {"epilogue": bias_relu, "extras": (bias,), "group": communicator}
@@ -595,26 +611,7 @@ def _warm_up(rank: Rank, which: str) -> tuple[Attempt, bool]:
     attempted = attempt(lambda: collx.warm_up(function, x, **given))
     for out in outs:  # nothing was computed
         assert bool((out.cpu().float() == torch.tensor(77.0).to(out.dtype).float()).all())
-    return attempted, works(rank, communicator)
-
-
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize(
-    ("which", "kind", "words"),
-    [
-        ("good", "", ()),
-        ("a norm", "", ()),
-        ("another function", "TypeError", ("allgather", "collx.allreduce")),
-        ("no epilogue", "ValueError", ("epilogue: got None",)),
-        ("extras", "ValueError", ("extras[0]", "[5]")),
-        ("one rank's extras", "InitError", ("rank 0", "extras[0]")),
-    ],
-)
-def test_warm_up_meets_all_ranks_and_calls_nothing(
-    pool: Pool, which: str, kind: str, words: tuple[str, ...]
-) -> None:
-    """All ranks raise an error if one rank refuses; the communicator remains usable."""
-    for attempted, well in pool.run(_warm_up, which):
-        assert attempted.error == kind, attempted
-        assert all(word in attempted.message for word in words), attempted
-        assert well
+    well = works(rank, communicator)
+    assert attempted.error == kind, attempted
+    assert all(word in attempted.message for word in words), attempted
+    assert well

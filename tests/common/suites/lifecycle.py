@@ -220,8 +220,19 @@ def test_several_communicators_on_one_group(rank: Rank) -> None:
     assert found == [""] * 31
 
 
-def _from_threads(rank: Rank, lives: int) -> list[str]:
-    """Each thread makes and destroys communicators on its own group."""
+def _error(function: Callable[[int], None], number: int) -> list[str]:
+    found = attempt(partial(function, number))
+    return [f"{found.error}: {found.message}"] if found.error else []
+
+
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_threads_make_and_destroy_communicators_at_once(rank: Rank) -> list[str]:
+    """Each rank starts its threads in another order. Each thread makes and destroys communicators
+    on its own group."""
+    if rank.device.type == "cuda" and rank.size > 1:
+        pytest.skip("the rendezvous of PyTorch on CUDA holds the interpreter's lock")
+    lives = 25 // rank.size**2
     groups = [rank.fresh_group() for _ in range(4)]
     wrong: list[str] = []
 
@@ -243,19 +254,6 @@ def _from_threads(rank: Rank, lives: int) -> list[str]:
     finally:
         sys.setswitchinterval(interval)
     return wrong
-
-
-def _error(function: Callable[[int], None], number: int) -> list[str]:
-    found = attempt(partial(function, number))
-    return [f"{found.error}: {found.message}"] if found.error else []
-
-
-@pytest.mark.worlds(1, 2)
-def test_threads_make_and_destroy_communicators_at_once(pool: Pool) -> None:
-    """Each rank starts its threads in another order."""
-    if pool.world.device == "cuda" and pool.size > 1:
-        pytest.skip("the rendezvous of PyTorch on CUDA holds the interpreter's lock")
-    assert pool.run(_from_threads, 25 // pool.size**2) == [[]] * pool.size
 
 
 @pytest.mark.worlds(1, 2)

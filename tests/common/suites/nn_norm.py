@@ -120,7 +120,13 @@ def test_it_stands_in_for_allreduce_residual_and_norm(pool: Pool, kind: str, dty
     assert pool.run(_in_place_of_a_norm, kind, dtype) == [[]] * pool.size
 
 
-def _fused_and_unfused(rank: Rank, rounding: str, offset: float) -> list[str]:
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("rounding", ["fp32", "parity", "parity_weight"])
+@on_ranks
+def test_fused_and_unfused_agree(rank: Rank, rounding: str, offset: float) -> list[str]:
+    """With every rounding and weight offset."""
+    some_stand_for_all(rank, rank.size == 2)
     communicator = rank.communicator()
     partial, residual = tensors(rank, torch.bfloat16)
     weight = random((COLS,), 2, rank, torch.bfloat16)
@@ -150,15 +156,11 @@ def _fused_and_unfused(rank: Rank, rounding: str, offset: float) -> list[str]:
 
 
 @pytest.mark.worlds(1, 2, 3)
-@pytest.mark.parametrize("offset", [0.0, 1.0])
-@pytest.mark.parametrize("rounding", ["fp32", "parity", "parity_weight"])
-def test_fused_and_unfused_agree(pool: Pool, rounding: str, offset: float) -> None:
-    """With every rounding and weight offset."""
-    some_stand_for_all(pool, pool.size == 2)
-    assert pool.run(_fused_and_unfused, rounding, offset) == [[]] * pool.size
-
-
-def _quantized(rank: Rank, form: str) -> list[str]:
+@pytest.mark.parametrize("form", list(QUANTIZED))
+@on_ranks
+def test_quantized_results_agree(rank: Rank, form: str) -> list[str]:
+    """Equal shapes, dtypes and layouts; values within one step of their format."""
+    some_stand_for_all(rank, rank.size == 2)
     communicator = rank.communicator()
     partial, residual = tensors(rank, torch.bfloat16)
     how = collx.Quantization(**QUANTIZED[form])
@@ -194,14 +196,6 @@ def _quantized(rank: Rank, form: str) -> list[str]:
     if not near(got[3], want[3], 2):
         found.append("norm differs")
     return found if len(without) == 2 else [*found, "results without a residual"]
-
-
-@pytest.mark.worlds(1, 2, 3)
-@pytest.mark.parametrize("form", list(QUANTIZED))
-def test_quantized_results_agree(pool: Pool, form: str) -> None:
-    """Equal shapes, dtypes and layouts; values within one step of their format."""
-    some_stand_for_all(pool, pool.size == 2)
-    assert pool.run(_quantized, form) == [[]] * pool.size
 
 
 @pytest.mark.worlds(1, 2, 3)

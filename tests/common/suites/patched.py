@@ -181,7 +181,11 @@ UNUSUAL: dict[str, tuple[Call, list[str]]] = {
 }
 
 
-def _unusual(rank: Rank) -> list[str]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_unusual_tensors_give_the_results_of_the_process_group(rank: Rank) -> list[str]:
+    if rank.device.type == "cuda":
+        pytest.skip("NCCL refuses these tensors")
     group, x = rank.fresh_group(), _given(rank)[:, 0].contiguous()
     wrong = []
     with rank.new_communicator("patched", group):
@@ -192,13 +196,6 @@ def _unusual(rank: Rank) -> list[str]:
             if under != ops or differences(found, wanted):
                 wrong.append(f"{what}: {under}, {found} instead of {wanted}")
     return wrong
-
-
-@pytest.mark.worlds(2)
-def test_unusual_tensors_give_the_results_of_the_process_group(pool: Pool) -> None:
-    if pool.world.device == "cuda":
-        pytest.skip("NCCL refuses these tensors")
-    assert pool.run(_unusual) == [[]] * 2
 
 
 def _unequal_parts(rank: Rank) -> tuple[Attempt, bool]:

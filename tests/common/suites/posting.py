@@ -432,8 +432,12 @@ def test_an_exception_that_leaves_the_block_ends_posted_calls(pool: Pool) -> Non
     assert_in_time(peer, slack=AT_ONCE)
 
 
-def _forked(rank: Rank) -> list[str]:
-    """Returns a forked child's errors for a complete call and a call in flight of its parent."""
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks(rank: Rank) -> None:
+    """The child has the result of a complete call, and an error for a call in flight."""
+    if rank.device.type == "cuda":
+        pytest.skip("CUDA cannot be used in a forked child")
     communicator = rank.new_communicator("posting-forked")
     x = ones(rank)
     complete = collx.post(collx.allreduce, x, group=communicator)
@@ -450,16 +454,8 @@ def _forked(rank: Rank) -> list[str]:
         in_flight = collx.post(collx.allreduce, x, group=communicator)
     assert bool((in_flight.wait() == rank.size).all())
     communicator.destroy()
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks(pool: Pool) -> None:
-    if pool.world.device == "cuda":
-        pytest.skip("CUDA cannot be used in a forked child")
-    for found in pool.run(_forked):
-        assert found[0].startswith(":"), found
-        assert all("forked" in said for said in found[1:]), found
+    assert found[0].startswith(":"), found
+    assert all("forked" in said for said in found[1:]), found
 
 
 @pytest.mark.worlds(1, 2)
@@ -603,7 +599,13 @@ def test_gradients_go_through_posted_calls_and_hooks_post(rank: Rank) -> None:
         assert bool(torch.allclose(layer.grad, torch.full_like(layer.grad, mean)))
 
 
-def _graph(rank: Rank) -> None:
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_posted_calls_are_captured(rank: Rank) -> None:
+    """A CUDA graph captures a call that is waited for and a call whose handle is dropped. Handles
+    of earlier calls are dropped before and within the capture."""
+    if rank.device.type != "cuda":
+        pytest.skip("CUDA graphs")
     communicator = rank.communicator("posting-graph")
     x, out = ones(rank, LARGE), torch.empty(LARGE, device=rank.device)
     dropped = torch.empty_like(out)
@@ -629,12 +631,3 @@ def _graph(rank: Rank) -> None:
         assert bool((out == 2 * i * rank.size + 1).all())
         assert bool((dropped == i * rank.size).all())
     communicator.raise_if_failed()
-
-
-@pytest.mark.worlds(1, 2)
-def test_posted_calls_are_captured(pool: Pool) -> None:
-    """A CUDA graph captures a call that is waited for and a call whose handle is dropped. Handles
-    of earlier calls are dropped before and within the capture."""
-    if pool.world.device != "cuda":
-        pytest.skip("CUDA graphs")
-    pool.run(_graph)

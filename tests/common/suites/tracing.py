@@ -132,7 +132,15 @@ def test_opcheck_of_every_other_overload_passes_in_lockstep(pool: Pool, overload
         assert found == PASSED
 
 
-def _compiled(rank: Rank, backend: str) -> list[str]:
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize(
+    "backend", ["eager", "aot_eager", pytest.param("inductor", marks=needs_compiler)]
+)
+@on_ranks(deadline=400.0)
+def test_functions_compile_into_one_graph(rank: Rank, backend: str) -> list[str]:
+    """The Python functions, which look up the number of ranks, cause no graph break. Compiled with
+    other operations, they return the bits of the reference."""
+    some_stand_for_all(rank, rank.size == 2)
     communicator = rank.communicator()
     calls = [
         call_of(op, 512, rank.size, form="python", style="random", splits="uneven", spare=2)
@@ -171,17 +179,6 @@ def _compiled(rank: Rank, backend: str) -> list[str]:
         for call, result in zip(calls, results, strict=True)
     ]
     return [w for w in [*wrong, differences(compiled.cpu(), layer(x).cpu())] if w]
-
-
-@pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize(
-    "backend", ["eager", "aot_eager", pytest.param("inductor", marks=needs_compiler)]
-)
-def test_functions_compile_into_one_graph(pool: Pool, backend: str) -> None:
-    """The Python functions, which look up the number of ranks, cause no graph break. Compiled with
-    other operations, they return the bits of the reference."""
-    some_stand_for_all(pool, pool.size == 2)
-    assert pool.run(_compiled, backend, deadline=400.0) == [[]] * pool.size
 
 
 @pytest.mark.worlds(1, 2)

@@ -179,7 +179,12 @@ def _raise(*_: object) -> object:
     raise MemoryError("the injected fault")
 
 
-def _failing(rank: Rank, step: str) -> tuple[Attempt, bool]:
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("step", ["allocation", "mapping"])
+@on_ranks
+def test_a_failure_on_one_rank_is_raised_on_all_of_them(rank: Rank, step: str) -> None:
+    """A failure in either of the two votes of collx.empty leaves no rank behind."""
+    some_stand_for_all(rank, step == "allocation" and rank.size == 2)
     communicator = rank.new_communicator("failing", timeout=TIMEOUT)
     exchange = symmetric.Rendezvous.exchange
     # The fault occurs after the exchange with the peers, so that they do not wait for it.
@@ -192,18 +197,9 @@ def _failing(rank: Rank, step: str) -> tuple[Attempt, bool]:
         found = attempt(lambda: communicator.empty(100))
     fine = _all_calls_work(rank, communicator)
     communicator.destroy()
-    return found, fine
-
-
-@pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("step", ["allocation", "mapping"])
-def test_a_failure_on_one_rank_is_raised_on_all_of_them(pool: Pool, step: str) -> None:
-    """A failure in either of the two votes of collx.empty leaves no rank behind."""
-    some_stand_for_all(pool, step == "allocation" and pool.size == 2)
-    for found, fine in pool.run(_failing, step):
-        assert found.error == "InitError", found
-        assert "rank 0: MemoryError: the injected fault" in found.message
-        assert fine
+    assert found.error == "InitError", found
+    assert "rank 0: MemoryError: the injected fault" in found.message
+    assert fine
 
 
 @pytest.mark.worlds(1, 2)
