@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ..pool import Pool, PoolError
+from ..pool import Pool, PoolError, on_ranks
 from ..rank import Rank
 
 pytestmark = pytest.mark.alone  # ranks are killed
@@ -35,6 +35,22 @@ def _die_on(rank: Rank, which: int) -> None:
 def _hang_on(rank: Rank, which: int) -> None:
     if rank.rank == which:
         time.sleep(3600)
+
+
+def _assert_on(rank: Rank, which: int) -> None:
+    found = 41 + rank.rank
+    assert found != 41 + which
+
+
+@on_ranks
+def _found_on_one(rank: Rank) -> str:
+    return "wrong" * rank.rank
+
+
+@on_ranks
+def _skipped_on_one(rank: Rank) -> None:
+    if rank.rank == 0:
+        pytest.skip("not here")
 
 
 def test_a_job_runs_on_every_rank_and_the_processes_stay(pool: Pool) -> None:
@@ -70,3 +86,18 @@ def test_a_hung_rank_says_where_it_hangs(pool: Pool) -> None:
     with pytest.raises(PoolError, match="_hang_on"):
         pool.run(_hang_on, 1, deadline=2.0)
     assert pool.run(_sum_of_ranks) == [1.0, 1.0]
+
+
+@pytest.mark.worlds(2)
+def test_a_failed_assertion_shows_the_values_of_its_rank(pool: Pool) -> None:
+    with pytest.raises(PoolError, match=r"found += 42"):
+        pool.run(_assert_on, 1)
+
+
+@pytest.mark.worlds(2)
+def test_what_a_job_finds_on_one_rank_fails_its_test(pool: Pool) -> None:
+    """A test may not be skipped on some ranks only."""
+    with pytest.raises(AssertionError, match="rank 1: wrong"):
+        _found_on_one(pool)
+    with pytest.raises(AssertionError, match=r"rank 0: .*not here"):
+        _skipped_on_one(pool)
