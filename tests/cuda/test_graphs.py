@@ -324,7 +324,15 @@ def _of_norms(source: torch.Tensor, communicator: Any) -> tuple[Tensors, Wanted]
 CHAINS = {"allreduce": _of_reductions, "collectives": _of_collectives, "norms": _of_norms}
 
 
-def _chain(rank: Rank, which: str, level: str, rounds: int) -> list[int]:
+@pytest.mark.worlds(1, 2, 3, 4, 8)
+@pytest.mark.parametrize("level", PDL_LEVELS)
+@pytest.mark.parametrize("which", sorted(CHAINS))
+@on_ranks
+def test_each_call_waits_for_what_the_one_before_wrote(
+    rank: Rank, which: str, level: str
+) -> list[int]:
+    """Hazard 13: before the wait, no load of upstream data and no store to protocol memory."""
+    rounds = 4 if rank.world.takes_turns else 200 if which == "allreduce" else 100
     communicator = rank.only_communicator("graphs")
     wrong = []
     with communicator.set_pdl(level):
@@ -344,15 +352,6 @@ def _chain(rank: Rank, which: str, level: str, rounds: int) -> list[int]:
                 wrong.append((result != want).sum())
     finish(communicator)
     return [int(count) for count in wrong if int(count)]
-
-
-@pytest.mark.worlds(1, 2, 3, 4, 8)
-@pytest.mark.parametrize("level", PDL_LEVELS)
-@pytest.mark.parametrize("which", sorted(CHAINS))
-def test_each_call_waits_for_what_the_one_before_wrote(pool: Pool, which: str, level: str) -> None:
-    """Hazard 13: before the wait, no load of upstream data and no store to protocol memory."""
-    rounds = 4 if pool.takes_turns else 200 if which == "allreduce" else 100
-    assert pool.run(_chain, which, level, rounds) == [[]] * pool.size
 
 
 # --- The first calls in a capture, and calls that a capture refuses.

@@ -250,19 +250,16 @@ def test_epochs_survive_the_wrap_around(rank: Rank, border: int) -> list[str]:
         return past_the_wrap(rank, border, rounds, calls, run_call)
 
 
-def _poisoned(rank: Rank, calls: list[Call]) -> list[str]:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_nothing_is_read_before_it_has_arrived(rank: Rank) -> list[str]:
+    calls = [call("float32", 3000, way) for way in WAYS] * 3
     with simulated():
         if "poisoned" in rank._communicators:  # created by another suite, without multicast
             rank.drop("poisoned")
         found = run_on_poison(rank, calls, run_call)
         rank.drop("poisoned")
         return found
-
-
-@pytest.mark.worlds(2, 3)
-def test_nothing_is_read_before_it_has_arrived(pool: Pool) -> None:
-    calls = [call("float32", 3000, way) for way in WAYS] * 3
-    assert_none(pool.run(_poisoned, calls))
 
 
 @pytest.mark.worlds(2, 4)

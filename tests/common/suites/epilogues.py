@@ -172,18 +172,17 @@ def _applied_by(rank: Rank) -> Apply:
     return apply
 
 
-def _random_functions(rank: Rank, dtype: str, count: int) -> list[str]:
-    return wrong_random_functions(_applied_by(rank), getattr(torch, dtype), count)
-
-
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int32", "uint8"])
 @pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.full)])
-def test_random_functions_have_the_bits_of_the_function(pool: Pool, dtype: str, count: int) -> None:
+@on_ranks
+def test_random_functions_have_the_bits_of_the_function(
+    rank: Rank, dtype: str, count: int
+) -> list[str]:
     """Functions of up to 25 ops, computed in the wide type and rounded once: the first functions
     of tests/cpu/test_expressions.py. On CUDA each one is compiled to a kernel."""
-    count = min(count, 8) if pool.world.device == "cuda" else count
-    assert_none(pool.run(_random_functions, dtype, count))
+    count = min(count, 8) if rank.device.type == "cuda" else count
+    return wrong_random_functions(_applied_by(rank), getattr(torch, dtype), count)
 
 
 @pytest.mark.worlds(2)

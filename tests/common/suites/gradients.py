@@ -17,7 +17,7 @@ import torch
 import collx
 
 from .. import norms
-from ..attempt import Attempt, attempt, ones, works
+from ..attempt import attempt, ones, works
 from ..calls import make, run_call
 from ..check import differences
 from ..collectives import OPS, Call
@@ -143,7 +143,14 @@ def _ones(rank: Rank, call: Call) -> torch.Tensor:
     return torch.ones_like(call.tensors(rank)["input"])
 
 
-def _refused_backward(rank: Rank, call: Call) -> Attempt:
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("what", sorted(NO_BACKWARD))
+@on_ranks
+def test_gradients_that_do_not_exist_are_refused_by_name(rank: Rank, what: str) -> None:
+    """Hazard 29: no operator silently lacks a backward, on root or elsewhere, in place or not."""
+    call = NO_BACKWARD[what]
+    words = (call.reduce_op, "sum", "avg") if call.reduce_op != "sum" else ()
+
     def made() -> torch.Tensor:
         return _make(rank, call, _ones(rank, call).requires_grad_())[0]
 
@@ -152,40 +159,26 @@ def _refused_backward(rank: Rank, call: Call) -> Attempt:
     with torch.no_grad():
         assert not made().requires_grad
     assert works(rank, rank.communicator())
-    return found
+    assert found.error == "NotImplementedError", found
+    for word in (f"collx.{call.op}", "backward", "accepted", *words):
+        assert word in found.message, found
 
 
-@pytest.mark.worlds(1, 2, 3)
-@pytest.mark.parametrize("what", sorted(NO_BACKWARD))
-def test_gradients_that_do_not_exist_are_refused_by_name(pool: Pool, what: str) -> None:
-    """Hazard 29: no operator silently lacks a backward, on root or elsewhere, in place or not."""
-    call = NO_BACKWARD[what]
-    words = (call.reduce_op, "sum", "avg") if call.reduce_op != "sum" else ()
-    for found in pool.run(_refused_backward, call):
-        assert found.error == "NotImplementedError", found
-        for word in (f"collx.{call.op}", "backward", "accepted", *words):
-            assert word in found.message, found
-
-
-def _tangent(rank: Rank, call: Call) -> Attempt:
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("what", sorted({*WITH_BACKWARD, *NO_BACKWARD}))
+@on_ranks
+def test_forward_mode_is_refused_by_name(rank: Rank, what: str) -> None:
+    """Hazard 29: a tangent is not silently dropped."""
+    call = {**WITH_BACKWARD, **NO_BACKWARD}[what]
     import torch.autograd.forward_ad as forward_ad
 
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(_ones(rank, call), _ones(rank, call))
         found = attempt(lambda: _make(rank, call, dual))
     assert works(rank, rank.communicator())
-    return found
-
-
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize("what", sorted({*WITH_BACKWARD, *NO_BACKWARD}))
-def test_forward_mode_is_refused_by_name(pool: Pool, what: str) -> None:
-    """Hazard 29: a tangent is not silently dropped."""
-    call = {**WITH_BACKWARD, **NO_BACKWARD}[what]
-    for found in pool.run(_tangent, call):
-        assert found.error == "NotImplementedError", found
-        assert f"collx.{name_in_errors(call.op)}" in found.message, found
-        assert "tangent" in found.message, found
+    assert found.error == "NotImplementedError", found
+    assert f"collx.{name_in_errors(call.op)}" in found.message, found
+    assert "tangent" in found.message, found
 
 
 @pytest.mark.worlds(1, 2, 3)

@@ -127,29 +127,26 @@ def _cycle(rank: Rank, count: int) -> None:
                 assert bool((tensor == rank.size).all())
 
 
-def _cycles(rank: Rank, count: int) -> tuple[dict[str, int], dict[str, int], int]:
+@pytest.mark.alone  # it measures the free memory of the GPU
+@pytest.mark.worlds(2)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("cycles", [100, pytest.param(1000, marks=pytest.mark.full)])
+@on_ranks(deadline=850.0)
+def test_many_lives_leave_nothing_behind(rank: Rank, cycles: int) -> None:
+    """Hazard 24: memory, descriptors, threads and mappings do not grow with many communicators."""
+    count = 40 if rank.world.takes_turns else cycles
     # Memory that is loaded or cached once does not count: the first cycles are not measured.
     _cycle(rank, min(count, 30))
     before = _held()
     free = torch.cuda.mem_get_info()[0] if rank.device.type == "cuda" else 0
     _cycle(rank, count)
     lost = free - torch.cuda.mem_get_info()[0] if rank.device.type == "cuda" else 0
-    return before, _held(), lost
-
-
-@pytest.mark.alone  # it measures the free memory of the GPU
-@pytest.mark.worlds(2)
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("cycles", [100, pytest.param(1000, marks=pytest.mark.full)])
-def test_many_lives_leave_nothing_behind(pool: Pool, cycles: int) -> None:
-    """Hazard 24: memory, descriptors, threads and mappings do not grow with many communicators."""
-    count = 40 if pool.takes_turns else cycles
-    for before, after, lost in pool.run(_cycles, count, deadline=850.0):
-        assert after["descriptors"] <= before["descriptors"] + 2, (before, after)
-        assert after["threads"] <= before["threads"] + 1, (before, after)
-        assert after["maps"] <= before["maps"] + 40, (before, after)
-        assert after["KiB"] <= before["KiB"] + 16 * 1024, (before, after)
-        assert lost < 64 << 20
+    after = _held()
+    assert after["descriptors"] <= before["descriptors"] + 2, (before, after)
+    assert after["threads"] <= before["threads"] + 1, (before, after)
+    assert after["maps"] <= before["maps"] + 40, (before, after)
+    assert after["KiB"] <= before["KiB"] + 16 * 1024, (before, after)
+    assert lost < 64 << 20
 
 
 def _exchange(rank: Rank, communicator: Any, seed: int) -> str:
