@@ -200,9 +200,15 @@ def test_torch_func_transforms_each_function(rank: Rank) -> None:
     assert {what for what, same in found.items() if not all(same)} == set(), found
 
 
-def _compiled_pairs(rank: Rank, dynamic: bool, by_name: bool = True) -> list[str]:
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("way", ["static", "dynamic", "group"])
+@on_ranks
+def test_pairs_compile_into_one_graph(rank: Rank, way: str) -> None:
+    """Compiled forward and backward passes return the same bits, without a graph break. The name
+    of a process group's communicator is a constant, for which Dynamo can make no guard."""
+    some_stand_for_all(rank, rank.size == 2)
     group: Any = rank.communicator().name
-    if not by_name:
+    if way == "group":
         group = rank.fresh_group()
         own = rank.new_communicator(None, group)
     layer = whole_layer(rank)
@@ -217,7 +223,9 @@ def _compiled_pairs(rank: Rank, dynamic: bool, by_name: bool = True) -> list[str
         return nn.scatter_to_sequence(again @ layer.down[:, :5], group)
 
     torch._dynamo.reset()
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    compiled = torch.compile(
+        function, fullgraph=True, backend="aot_eager", dynamic=way == "dynamic"
+    )
     found = []
     for tokens in (13, 11):
         results = []
@@ -229,20 +237,6 @@ def _compiled_pairs(rank: Rank, dynamic: bool, by_name: bool = True) -> list[str
             results.append((y.detach().cpu(), x.grad.cpu()))
         for got, want in zip(results[1], results[0], strict=True):
             found.append(differences(got, want))
-    if not by_name:
+    if way == "group":
         own.destroy()
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_pairs_compile_with_a_process_group(pool: Pool) -> None:
-    """The name of its communicator is a constant, for which Dynamo can make no guard."""
-    assert pool.run(_compiled_pairs, False, by_name=False) == [[""] * 4] * pool.size
-
-
-@pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_pairs_compile_into_one_graph(pool: Pool, dynamic: bool) -> None:
-    """Compiled forward and backward passes return the same bits, without a graph break."""
-    some_stand_for_all(pool, pool.size == 2)
-    assert pool.run(_compiled_pairs, dynamic) == [[""] * 4] * pool.size
+    assert found == [""] * 4
