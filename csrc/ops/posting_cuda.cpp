@@ -123,7 +123,9 @@ class CudaPostedCall final : public PostedCall {
     if (timeout) wait_on_host(*timeout);
     const CUDAStream current = c10::cuda::getCurrentCUDAStream(posted_on_.device_index());
     C10_CUDA_CHECK(cudaStreamWaitEvent(current.stream(), completed_, 0));
-    if (current == posted_on_ || captured_) {
+    // Also during a capture, other streams do not order the stream of the post, on which the memory
+    // of the tensors is reused.
+    if (current == posted_on_) {
       waited_ = true;
       return;
     }

@@ -631,3 +631,33 @@ def test_posted_calls_are_captured(rank: Rank) -> None:
         assert bool((out == 2 * i * rank.size + 1).all())
         assert bool((dropped == i * rank.size).all())
     communicator.raise_if_failed()
+
+
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_captured_call_keeps_its_input_if_another_stream_waits_for_it(rank: Rank) -> None:
+    if rank.device.type != "cuda":
+        pytest.skip("CUDA graphs")
+    communicator = rank.communicator("posting-graph")
+    x, out = ones(rank, LARGE), torch.empty(LARGE, device=rank.device)
+    collx.allreduce(x, group=communicator, out=out)
+    rank.synchronize()
+    graph, other = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        barrier: Any = collx.barrier(communicator, async_op=True)
+        handle = collx.post(collx.allreduce, x * 2, group=communicator, out=out)
+        with torch.cuda.stream(other):
+            handle.wait()
+        del handle
+        torch.full((LARGE,), -1.0, device=rank.device)  # as large as the input of the call
+        torch.cuda.current_stream().wait_stream(other)
+        barrier.wait()
+    for i in range(1, 5):
+        x.fill_(i)
+        rank.synchronize()
+        rank.barrier()
+        if rank.rank == 0:
+            time.sleep(0.1)  # the other rank waits in the barrier, before it reads the input
+        graph.replay()
+        assert bool((out == 2 * i * rank.size).all())
+    communicator.raise_if_failed()
