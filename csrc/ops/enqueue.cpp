@@ -5,6 +5,7 @@
 #include <array>
 
 #include "../cpu/exchange.h"
+#include "epilogue.h"
 #include "profiling.h"
 #if COLLX_CUDA
 #include <c10/cuda/CUDAStream.h>
@@ -137,13 +138,17 @@ bool carry_out(const Launch& launch) {
   Call& call = request.plan(launch, places);
   call.descriptor.algorithm = call.plan.named;
   call.descriptor.runs = call.plan.algorithm;
-  communicator.log().begin(communicator.calls(), request.op(), request.input_bytes(),
-                           call.descriptor);
+  // A call that only prepares its kernel launches nothing, so the device does not count it either.
+  const bool prepares = call.epilogue != nullptr && getting_ready();
+  if (!prepares) {
+    communicator.log().begin(communicator.calls(), request.op(), request.input_bytes(),
+                             call.descriptor);
+  }
   const ProfiledCall range(communicator, request, call);
   for (const HostStep step : launcher_of(call.plan.algorithm).steps) {
     if (step != nullptr) step(launch, call.descriptor);
   }
-  return true;
+  return !prepares;
 }
 
 }  // namespace

@@ -607,7 +607,9 @@ def test_warm_up_meets_all_ranks_and_calls_nothing(
         outs[0] = outs[0].to(torch.float8_e4m3fn)
         scale = collx.Quantization("fp8", scale_mode="tensor")
         given.update(weight=bias, eps=0.0, quantization=scale, scale=ones(rank, 1), out=outs)
+    before = communicator.stats().calls, communicator._native.calls
     attempted = attempt(lambda: collx.warm_up(function, x, **given))
+    assert (communicator.stats().calls, communicator._native.calls) == before
     for out in outs:  # nothing was computed
         assert bool((out.cpu().float() == torch.tensor(77.0).to(out.dtype).float()).all())
     well = works(rank, communicator)
