@@ -69,6 +69,8 @@ CudaLayout require_cuda_layout(int world_size, uint64_t payload_bytes) {
 
 std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options) {
   check_options(options);
+  // Pinned memory is allocated in a context of the current device, and creates one if necessary.
+  const OnDevice guard(options.device);
   auto made = std::make_shared<Communicator>(std::move(options));
   registry::enter(made);
   if (made->options().watchdog) watchdog::enter(*made);
@@ -218,6 +220,7 @@ std::optional<StatusRecord> Communicator::follow_blame([[maybe_unused]] bool wai
 #if COLLX_CUDA
   if (!record || record->failure != Failure::timeout || !on_cuda() || !has_regions()) return record;
   if (destroyed() || forked() || capturing(options_.device)) return record;
+  const OnDevice guard(options_.device);  // as in adopt_reported()
   std::unique_lock held(verdict_mutex_, std::defer_lock);
   if (wait) {
     held.lock();

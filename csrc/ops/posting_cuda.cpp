@@ -112,6 +112,7 @@ class CudaPostedCall final : public PostedCall {
 
   bool is_completed() const override {
     if (captured_) return false;
+    const c10::cuda::CUDAGuard guard = on_device();
     const cudaError_t found = query(completed_);
     if (may_run(found)) return false;
     C10_CUDA_CHECK(found);
@@ -121,6 +122,7 @@ class CudaPostedCall final : public PostedCall {
   void wait(Timeout timeout, const std::vector<at::Tensor>& tensors) override {
     communicator_->check_posted(request_->op());
     if (timeout) wait_on_host(*timeout);
+    const c10::cuda::CUDAGuard guard = on_device();
     const CUDAStream current = c10::cuda::getCurrentCUDAStream(posted_on_.device_index());
     C10_CUDA_CHECK(cudaStreamWaitEvent(current.stream(), completed_, 0));
     // Also during a capture, other streams do not order the stream of the post, on which the memory
@@ -144,6 +146,9 @@ class CudaPostedCall final : public PostedCall {
   }
 
  private:
+  /// Otherwise the use of an event would create a context on the thread's current device.
+  c10::cuda::CUDAGuard on_device() const { return c10::cuda::CUDAGuard(posted_on_.device_index()); }
+
   void wait_on_host(std::chrono::nanoseconds timeout) {
     const auto until = std::chrono::steady_clock::now() + timeout;
     while (!is_completed()) {

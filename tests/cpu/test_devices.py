@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import collx
-from collx._bootstrap import options
+from collx._bootstrap import options, steps
 from collx._extension import Build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,6 +91,46 @@ def test_without_gpus_a_group_for_both_gets_the_cpu_without_a_word(
     found = device_of(monkeypatch, "cpu:gloo,cuda:nccl", built=False, gpus=0)
     assert found == torch.device("cpu")
     assert not recwarn.list
+
+
+def test_steps_on_a_device_create_no_context_on_the_previous_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The functions of PyTorch that select a device are simulated. Two of them create a context."""
+    current, contexts = 0, set()
+
+    def select(device: int) -> None:
+        nonlocal current
+        current = device
+        contexts.add(device)
+
+    def exchange(device: int) -> int:
+        previous = current
+        select(device)
+        return previous
+
+    def maybe_exchange(device: int) -> int:
+        nonlocal current
+        current = device
+        return device
+
+    def stream_on(device: torch.device | None) -> Any:
+        of = torch.device("cuda", current) if device is None else device
+        return SimpleNamespace(device=of)
+
+    for name, stand_in in {
+        "is_available": lambda: True,
+        "current_device": lambda: current,
+        "_exchange_device": exchange,
+        "_maybe_exchange_device": maybe_exchange,
+        "set_stream": lambda stream: select(stream.device.index),
+        "current_stream": stream_on,
+        "Stream": stream_on,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    with steps._current(torch.device("cuda", 1)):
+        assert current == 1
+    assert (current, contexts) == (0, {1})
 
 
 @pytest.fixture

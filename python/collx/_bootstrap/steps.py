@@ -11,8 +11,8 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -477,12 +477,16 @@ def _announce(setup: Setup) -> None:
         )
 
 
-def _current(device: torch.device) -> AbstractContextManager[object]:
+@contextmanager
+def _current(device: torch.device) -> Iterator[None]:
     """Makes a CUDA device current, with a new stream. Calls of another thread on the default
     stream may wait for peers that take this step first."""
     if device.type != "cuda":
-        return nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(device))
+        yield
+        return
+    # At its end, torch.cuda.stream alone would create a context on the previous device.
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+        yield
 
 
 STEPS: list[Step] = [
