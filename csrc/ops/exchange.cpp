@@ -72,7 +72,9 @@ class TensorRequest : public CallRequest {
     call_.input = input_->const_data_ptr();
     call_.output = output_->mutable_data_ptr();
     kernel_epilogue_.use(communicator, e.algorithm, op(), epilogue(), *output_, call_);
-    has_rest_ = more_ != nullptr;
+    // A call that only prepares its kernel has no results to copy.
+    const bool prepares = call_.epilogue != nullptr && getting_ready();
+    has_rest_ = more_ != nullptr && !prepares;
   }
 
   bool in_place() const { return call_.input == call_.output; }

@@ -576,6 +576,7 @@ def test_bad_input_is_refused_by_name(rank: Rank, op: str, which: str) -> None:
     ("which", "kind", "words"),
     [
         ("good", "", ()),
+        ("strided out", "", ()),
         ("a norm", "", ()),
         ("another function", "TypeError", ("allgather", "collx.allreduce")),
         ("no epilogue", "ValueError", ("epilogue: got None",)),
@@ -599,7 +600,9 @@ def test_warm_up_meets_all_ranks_and_calls_nothing(
     elif which == "extras" or (which == "one rank's extras" and rank.rank == 0):
         given["extras"] = (ones(rank, 5),)
     outs: list[torch.Tensor] = [torch.full_like(x, 77)]
-    if which == "good":
+    if which == "strided out":
+        outs[0] = torch.full((3, 8), 77.0, device=rank.device)[:, ::2]
+    if which in ("good", "strided out"):
         given["out"] = outs[0]
     elif which == "a norm":
         function = collx.allreduce_rmsnorm
