@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -44,6 +45,7 @@ class SymmetricMemory:
         self._region = region
         self._direct = region is not None
         self._allocations = 0
+        self._process = os.getpid()
 
     def empty(
         self,
@@ -179,7 +181,7 @@ class SymmetricMemory:
     def agree(self, what: str, run: Callable[[], Any]) -> None:
         """Takes a step that must return the same value on every rank. Otherwise all ranks
         raise."""
-        self._require_usable()
+        self._require_usable(what)
         try:
             values = self.ballot.take(what, run)
         except VoteError as verdict:
@@ -192,7 +194,12 @@ class SymmetricMemory:
                 self._native.name,
             )
 
-    def _require_usable(self) -> None:
+    def _require_usable(self, what: str) -> None:
+        if os.getpid() != self._process:  # the store must not be used: its connection is shared
+            raise RuntimeError(
+                f"collx.{what}: communicator {self._native.name!r} was created before this process "
+                "was forked, and only the parent can use it; start processes with the spawn method"
+            )
         try:
             self._native.check()
         except RuntimeError:

@@ -101,16 +101,21 @@ def test_init_and_calls_in_a_forked_child_are_refused(rank: Rank) -> None:
     if rank.device.type == "cpu":
         allreduce = torch.ops.collx.allreduce
         found.append(in_a_child(lambda: allreduce(tensor, "sum", communicator.name)))
+        symmetric = communicator.empty(4)
+        found.append(in_a_child(lambda: communicator.empty(4)))
+        found.append(in_a_child(lambda: communicator.register(symmetric)))
         found.append(in_a_child(communicator.destroy))
     rank.barrier()
     assert works(rank, communicator)
+    communicator.empty(4)  # no child has voted
     init, *others = found
     assert init.split(":")[0] == "ValueError", init
     assert "fork" in init
     if others:
-        call, destroy = others
-        assert call.split(":")[0] == "RuntimeError", call
-        assert "fork" in call
+        *calls, destroy = others
+        for call in calls:
+            assert call.split(":")[0] == "RuntimeError", call
+            assert "fork" in call
         assert destroy == ": ", destroy
 
 
