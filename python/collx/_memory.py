@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from collx._bootstrap import symmetric
-from collx._bootstrap.store import LEFT, Ballot, VoteError
+from collx._bootstrap.store import Ballot, VoteError
 from collx._extension import extension
 from collx.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, InitError
 
@@ -204,7 +204,7 @@ class SymmetricMemory:
             self._native.check()
         except RuntimeError:
             if not self._native.destroyed:
-                self.ballot.cast(f"{LEFT}: it is poisoned")  # so that no peer waits
+                self.ballot.cast_left("it is poisoned")  # so that no peer waits
             raise
 
     def _failure(self, what: str, verdict: VoteError) -> Exception:

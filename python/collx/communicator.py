@@ -25,7 +25,7 @@ from collx._bootstrap.options import (
     group_of_backend,
     seconds_of,
 )
-from collx._bootstrap.store import LEFT, VoteError
+from collx._bootstrap.store import VoteError
 from collx._explanation import Explanation, shape_of
 from collx._extension import extension
 from collx._memory import SymmetricMemory
@@ -476,7 +476,7 @@ class Communicator:
             if verdict.absent or verdict.store_failed:
                 raise CollectiveTimeout(message, self.name, record) from None
             if len(verdict.left) < len(verdict.failures):
-                self._memory.ballot.cast(f"{LEFT}: destroyed")  # peers need not wait
+                self._memory.ballot.cast_left("destroyed")  # peers need not wait
                 raise CollectiveMismatch(message, self.name, record) from None
         finally:
             self._memory.leave()
@@ -503,7 +503,7 @@ class Communicator:
     def _leave_alone(self, why: str) -> None:
         """Frees this rank's memory without waiting for the peers, which may never respond. Their
         mappings remain valid."""
-        self._memory.ballot.cast(f"{LEFT}: {why}")
+        self._memory.ballot.cast_left(why)
         self._release()
 
     def _release(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from collx._bootstrap.store import Ballot, VoteError
+from collx._bootstrap.store import LEFT, Ballot, VoteError
 
 SHORT = 0.3
 ENOUGH = 20.0
@@ -71,12 +71,19 @@ def test_an_attempt_that_a_rank_gave_up_without_a_verdict_does_not_succeed() -> 
     """The vote of the rank may be in the store, but its peer must not continue alone."""
     store = _store()
     given_up, peer = _ballots(store, SHORT)
-    given_up.cast("left")  # then an exception, such as an interrupt, prevents it from reading
+    given_up.cast_left("KeyboardInterrupt")
     ballots = [Ballot(store, "name", 0, 2, ENOUGH)]
     with pytest.raises(VoteError, match="rank 0: left the communicator: it began again"):
         peer.vote("step")
     ballots.append(Ballot(store, "name", 1, 2, ENOUGH))
     assert _meet(ballots) == [["a", "b"]] * 2
+
+
+def test_a_rank_that_has_left_takes_no_part_in_later_votes() -> None:
+    left, peer = _ballots(_store())
+    left.cast_left("KeyboardInterrupt")
+    found = _meet([left, peer])
+    assert [each.failures for each in found] == [{0: f"{LEFT}: KeyboardInterrupt"}] * 2
 
 
 def test_a_rank_that_left_before_the_verdict_has_closed_the_attempt() -> None:

@@ -100,6 +100,7 @@ class Ballot:
         self.broken = False
         """Whether the store has failed, so that it is not used any more."""
         self._number = 0
+        self._left: str | None = None  # the cause that this rank has cast for all further votes
         self._attempt, self._store = bounded(self._join, timeout + _STORE_GRACE, "store")
 
     def _join(self) -> tuple[int, dist.Store]:
@@ -123,6 +124,8 @@ class Ballot:
         """Casts a JSON-serializable `value` or a failure, and returns the values of all ranks.
         Raises the same VoteError on every rank if a rank failed, did not vote, or is at another
         step. `spent`: the seconds of the timeout that the step itself has used."""
+        if self._left is not None:  # another ballot would replace the cause that peers will read
+            raise VoteError(step, {self._rank: self._left}, self._world_size)
         patience = max(self.timeout - spent, _LEAST_PATIENCE)
         number = self._number
         self._number += 1
@@ -137,7 +140,7 @@ class Ballot:
             failed = {self._rank: f"the store failed: {reason}"}
             raise VoteError(step, failed, self._world_size, store_failed=True) from reason
         except BaseException as reason:
-            self.cast(f"{LEFT}: {type(reason).__name__}")  # so that peers need not wait
+            self.cast_left(type(reason).__name__)  # so that peers need not wait
             raise
         if failures:
             raise VoteError(step, failures, self._world_size)
@@ -153,7 +156,7 @@ class Ballot:
         except Exception as reason:
             own = reason.with_traceback(None)  # its frames would keep memory alive in a cycle
         except BaseException as reason:
-            self.cast(f"{LEFT}: {type(reason).__name__}")
+            self.cast_left(type(reason).__name__)
             raise
         error = None if own is None else cause_of(own)
         try:
@@ -163,11 +166,13 @@ class Ballot:
                 raise verdict from own
             raise
 
-    def cast(self, error: str) -> None:
-        """Casts a failure in the next vote, whatever its step, without waiting for other ranks."""
-        ballot = json.dumps({"step": None, "value": None, "error": error})
-        if self.broken:
+    def cast_left(self, why: str) -> None:
+        """Casts in the next vote, whatever its step, that this rank has left. Does not wait for
+        other ranks. This rank's own later votes fail with the same cause."""
+        if self.broken or self._left is not None:
             return
+        self._left = f"{LEFT}: {why}"
+        ballot = json.dumps({"step": None, "value": None, "error": self._left})
         with contextlib.suppress(Exception):  # The store and the peers may no longer exist.
             bounded(
                 lambda: self._store.set(self._key(self._number, self._rank), ballot),

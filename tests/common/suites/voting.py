@@ -263,6 +263,34 @@ def test_an_interrupt_ends_a_vote_at_once(pool: Pool) -> None:
     assert any(words in refused.message for _, refused in others), others
 
 
+def _destroyed_after_an_interrupt(rank: Rank, timeout: float) -> Attempt:
+    communicator = rank.new_communicator("left", call_timeout=timeout)
+    if rank.rank == 0:
+        attempt(lambda: _interrupt_after(0.3, lambda: communicator.empty(8)))
+    rank.barrier()
+    if rank.rank == 0:
+        return attempt(communicator.destroy)
+    time.sleep(timeout / 4)
+    found = attempt(lambda: communicator.empty(8))
+    communicator.destroy()
+    return found
+
+
+@pytest.mark.worlds(2, 3)
+def test_a_rank_that_ends_after_an_interrupt_waits_for_no_rank_and_blames_none(pool: Pool) -> None:
+    """Its vote on the end does not replace what it told the others when it was interrupted."""
+    timeout = timeout_now(pool)
+    destroyed, *others = pool.run(_destroyed_after_an_interrupt, timeout)
+    assert destroyed.error == "", destroyed
+    for refused in others:
+        assert refused.error == "CollectiveTimeout", refused
+        assert "rank 0" in refused.message, refused
+        assert "no answer" not in refused.message, refused
+        assert_in_time(refused, timeout)
+    words = "rank 0: left the communicator: KeyboardInterrupt"
+    assert any(words in refused.message for refused in others), others
+
+
 def _refused_before_it_asks(rank: Rank, timeout: float) -> Attempt:
     group = "no such group" if rank.rank == 0 else None
     found = attempt(
