@@ -159,10 +159,10 @@ def make(
         try:
             steps.run(setup)
         except BaseException:
+            setup.release()  # first: an interrupt may end the wait for the store
             # The keys of the rendezvous remain in the store, because a late rank may still read
             # them.
             ballot.leave()
-            setup.release()
             raise
         native = setup.communicator
         assert native is not None

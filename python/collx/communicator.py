@@ -479,8 +479,10 @@ class Communicator:
                 self._memory.ballot.cast_left("destroyed")  # peers need not wait
                 raise CollectiveMismatch(message, self.name, record) from None
         finally:
-            self._memory.leave()
-            self._release()
+            try:
+                self._memory.leave()
+            finally:  # also if an interrupt ends the wait for the store
+                self._release()
 
     def _leave(self) -> None:
         """Frees this rank's memory when its own work is done, without waiting for peers. Mappings
@@ -503,8 +505,10 @@ class Communicator:
     def _leave_alone(self, why: str) -> None:
         """Frees this rank's memory without waiting for the peers, which may never respond. Their
         mappings remain valid."""
-        self._memory.ballot.cast_left(why)
-        self._release()
+        try:
+            self._memory.ballot.cast_left(why)
+        finally:  # also if an interrupt ends the wait for the store
+            self._release()
 
     def _release(self) -> None:
         self._forget()

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import collx
-from collx._bootstrap import symmetric
+from collx._bootstrap import selftest, symmetric
 from collx._bootstrap.store import Ballot
 
 from ..attempt import Attempt, attempt, works
@@ -277,6 +277,30 @@ def test_a_name_works_again_after_a_rank_was_absent(pool: Pool, call: str) -> No
     assert found.error == "CollectiveTimeout", found
     assert destroyed.error == "CollectiveTimeout", destroyed  # the absent rank learns of it here
     assert also.error == "", also
+
+
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("waits_in", ["leave", "cast_left"])
+@on_ranks
+def test_an_interrupt_of_destroy_or_init_keeps_neither_memory_nor_name(
+    rank: Rank, waits_in: str
+) -> None:
+    """Every rank is interrupted while its `destroy`, or its failed init, uses the store."""
+    interrupt = mock.patch.object(Ballot, waits_in, side_effect=KeyboardInterrupt)
+    communicator = rank.new_communicator("freed", rank.fresh_group())
+    if waits_in == "cast_left":
+        communicator._native.report_absent(rank.rank, -1)
+    with interrupt, pytest.raises(KeyboardInterrupt):
+        communicator.destroy()
+    rank.barrier()
+    failing = mock.patch.object(selftest, "run", side_effect=RuntimeError)
+    if waits_in == "leave":
+        with interrupt, failing, pytest.raises(KeyboardInterrupt):
+            rank.new_communicator("freed")
+        rank.barrier()
+    with rank.new_communicator("freed") as another:
+        assert communicator.destroyed
+        assert works(rank, another)
 
 
 @pytest.mark.worlds(2)
