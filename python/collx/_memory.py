@@ -123,6 +123,14 @@ class SymmetricMemory:
         if self._rendezvous is not None:
             self._rendezvous.set_timeout(seconds)
 
+    def refuse_if_forked(self, what: str) -> None:
+        """Raises RuntimeError in a forked child."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"collx.{what}: communicator {self._native.name!r} was created before this process "
+                "was forked, and only the parent can use it; start processes with the spawn method"
+            )
+
     def leave(self) -> None:
         """Removes this rank's keys from the store. Must follow the last vote, whatever its
         result."""
@@ -195,11 +203,7 @@ class SymmetricMemory:
             )
 
     def _require_usable(self, what: str) -> None:
-        if os.getpid() != self._process:  # the store must not be used: its connection is shared
-            raise RuntimeError(
-                f"collx.{what}: communicator {self._native.name!r} was created before this process "
-                "was forked, and only the parent can use it; start processes with the spawn method"
-            )
+        self.refuse_if_forked(what)  # the store must not be used: its connection is shared
         try:
             self._native.check()
         except RuntimeError:
