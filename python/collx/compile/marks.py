@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch._library.effects import EffectType
 from torch._ops import OpOverload
@@ -24,7 +24,10 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from collx.compile.operators import Writing, making, writing
 
-__all__ = ["register"]
+if TYPE_CHECKING:
+    from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
+
+__all__ = ["keep_tokens", "register"]
 
 
 def register() -> None:
@@ -35,6 +38,24 @@ def register() -> None:
     for form in writing():
         rule = partial(_replaced, form)
         register_torch_dispatch(form.op, FunctionalTensorMode, rule)
+
+
+def keep_tokens() -> None:
+    """Makes AOTAutograd keep the tokens of a graph that writes to one of several arguments that are
+    views of one tensor. AOTAutograd replaces the views by the tensor, and loses the tokens there.
+    Then it fails with an error that does not name the cause."""
+    from torch._functorch._aot_autograd import runtime_wrappers
+
+    replace_views = runtime_wrappers.create_synthetic_base_metadata
+
+    def with_tokens(
+        m: ViewAndMutationMeta, *args: Any, **kwargs: Any
+    ) -> tuple[ViewAndMutationMeta, list[int]]:
+        meta, indices = replace_views(m, *args, **kwargs)
+        meta.tokens = m.tokens
+        return meta, indices
+
+    runtime_wrappers.create_synthetic_base_metadata = with_tokens
 
 
 def _traced(

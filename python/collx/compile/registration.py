@@ -1,12 +1,12 @@
-"""Registers the backend and a part of the cache keys with PyTorch's compiler when a program imports
-it."""
+"""Registers the backend, a part of the cache keys, and the function that keeps effect tokens with
+PyTorch's compiler when a program imports it."""
 
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
 
 from collx._imports import after_import
-from collx.compile import keys
+from collx.compile import keys, marks
 
 __all__ = ["register"]
 
@@ -17,6 +17,7 @@ BACKEND = EntryPoint("collx", "collx.compile.rewriting:backend", "torch_dynamo_b
 def register() -> None:
     """Registers the hooks. `import collx` calls this once and must not import the compiler."""
     after_import("torch._dynamo.backends.registry", _add_backend)
+    after_import("torch._functorch._aot_autograd.runtime_wrappers", marks.keep_tokens)
     after_import("torch._inductor.codegen.common", keys.register)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -179,6 +180,51 @@ def test_functions_compile_into_one_graph(rank: Rank, backend: str) -> list[str]
         for call, result in zip(calls, results, strict=True)
     ]
     return [w for w in [*wrong, differences(compiled.cpu(), layer(x).cpu())] if w]
+
+
+@pytest.mark.worlds(2)
+@on_ranks
+def test_arguments_can_be_views_of_one_tensor(rank: Rank) -> None:
+    """PyTorch loses the effect tokens of a graph that writes to one of them."""
+    ops, name, size = torch.ops.collx, rank.communicator().name, rank.size
+
+    def scatter(whole: torch.Tensor, own: torch.Tensor, _: torch.Tensor) -> None:
+        ops.reducescatter.out(whole, "sum", size, name, out=own)
+
+    def gather(whole: torch.Tensor, own: torch.Tensor, _: torch.Tensor) -> None:
+        ops.allgather.out(own, size, name, out=whole)
+
+    def replace(whole: torch.Tensor, own: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        ops.allreduce_(whole, "sum", name)
+        return own + 1
+
+    def train(whole: torch.Tensor, own: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        own.add_(1)
+        reduced: torch.Tensor = ops.allreduce(whole * weight, "sum", name)
+        return reduced
+
+    def results(function: Callable[..., torch.Tensor | None], trains: bool) -> Tensors:
+        start = 2 * rank.rank
+        whole = torch.arange(6.0 * size, device=rank.device).view(-1, 3) + rank.rank
+        weight = torch.ones(3, device=rank.device, requires_grad=trains)
+        result = function(whole, whole[start : start + 2], weight)
+        if result is None:
+            return (whole,)
+        if not trains:
+            return whole, result
+        result.sum().backward()
+        assert weight.grad is not None
+        return whole, result.detach(), weight.grad
+
+    wrong = []
+    for function in (scatter, gather, replace, train):
+        trains = function is train
+        wanted = results(function, trains)
+        with inductor():
+            compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+            found = results(compiled, trains)
+        wrong += [differences(a.cpu(), b.cpu()) for a, b in zip(found, wanted, strict=True)]
+    assert wrong == [""] * 7
 
 
 @pytest.mark.worlds(1, 2)
