@@ -19,8 +19,10 @@ from torch._library.effects import EffectType
 from torch._ops import OpOverload
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.library import _register_effectful_op, register_torch_dispatch
-from torch.utils.checkpoint import CheckpointPolicy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, _CachingTorchDispatchMode
 
 from collx.compile.operators import Writing, making, writing
 
@@ -38,6 +40,7 @@ def register() -> None:
     for form in writing():
         rule = partial(_replaced, form)
         register_torch_dispatch(form.op, FunctionalTensorMode, rule)
+        register_torch_dispatch(form.op, _CachingTorchDispatchMode, partial(_checkpointed, form))
 
 
 def keep_tokens() -> None:
@@ -88,9 +91,26 @@ def _lower_later() -> None:
         lowering.register()
 
 
+def _checkpointed(
+    form: Writing,
+    mode: TorchDispatchMode,
+    op: OpOverload,
+    types: Sequence[type],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> None:
+    """Replaces the operator before activation checkpointing decides what to keep. It keeps the
+    results of an operator with a token. From PyTorch 2.15 on, its decision takes precedence over
+    that of `_traced`."""
+    if get_proxy_mode() is None:  # in eager mode
+        mode.__torch_dispatch__(op, types, tuple(args), dict(kwargs or {}))
+    else:
+        _replaced(form, mode, op, types, args, kwargs)
+
+
 def _replaced(
     form: Writing,
-    mode: FunctionalTensorMode,
+    mode: TorchDispatchMode,
     op: OpOverload,
     types: Sequence[type],
     args: Sequence[Any] = (),

@@ -195,18 +195,25 @@ def test_forms_that_write_keep_their_place(rank: Rank) -> None:
 
 
 @pytest.mark.worlds(2)
+@pytest.mark.parametrize("in_place", [False, True], ids=["functional", "in_place"])
 @needs_compiler
 @on_ranks(deadline=300.0)
-def test_checkpoints_do_not_call_again(rank: Rank) -> None:
+def test_checkpoints_do_not_call_again(rank: Rank, in_place: bool) -> None:
     """Activation checkpointing does not recompute collectives in the backward pass: it keeps their
     results."""
     name = rank.communicator().name
 
+    def reduced(x: torch.Tensor) -> torch.Tensor:
+        if in_place:
+            torch.ops.collx.allreduce_(x, "sum", name)
+            return x
+        result: torch.Tensor = torch.ops.collx.allreduce(x, "sum", name)
+        return result
+
     def block(x: torch.Tensor) -> torch.Tensor:
-        ops = torch.ops.collx
-        ops.reduce(x.detach(), "sum", 0, name)
-        inner = ops.allreduce(x @ x, "sum", name)
-        return ops.allreduce(inner @ inner, "sum", name)
+        torch.ops.collx.reduce(x.detach(), "sum", 0, name)
+        inner = reduced(x @ x)
+        return reduced(inner @ inner)
 
     def program(x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = checkpoint(block, x, use_reentrant=False)
