@@ -130,10 +130,9 @@ class ColumnParallelLinear(nn.Module):
     def reset_parameters(self) -> None:
         """Draws the whole weight and bias as torch.nn.Linear does, and keeps this rank's part."""
         weight, bias = _drawn(self.in_features, self.out_features, self.weight, self.bias)
-        with torch.no_grad():
-            self.weight.copy_(weight[self.units])
-            if self.bias is not None and bias is not None:
-                self.bias.copy_(bias[self.units])
+        _write(self.weight, weight[self.units])
+        if self.bias is not None and bias is not None:
+            _write(self.bias, bias[self.units])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """
@@ -255,10 +254,9 @@ class RowParallelLinear(nn.Module):
         """Draws the whole weight and bias as torch.nn.Linear does, and keeps this rank's part of
         the weight. All ranks must use the same seed, since all of them add the same bias."""
         weight, bias = _drawn(self.in_features, self.out_features, self.weight, self.bias)
-        with torch.no_grad():
-            self.weight.copy_(weight[:, self.units])
-            if self.bias is not None and bias is not None:
-                self.bias.copy_(bias)
+        _write(self.weight, weight[:, self.units])
+        if self.bias is not None and bias is not None:
+            _write(self.bias, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """
@@ -317,7 +315,18 @@ def _drawn(
     whole = nn.Linear(
         in_features, out_features, bias is not None, device=weight.device, dtype=weight.dtype
     )
-    return whole.weight, whole.bias
+    return whole.weight.detach(), None if whole.bias is None else whole.bias.detach()
+
+
+@torch.no_grad()
+def _write(parameter: nn.Parameter, values: torch.Tensor) -> None:
+    """Writes the values of a parameter, which is a DTensor if FSDP2 divides the layer further."""
+    if type(parameter) is not nn.Parameter:
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        if isinstance(parameter, DTensor):
+            values = distribute_tensor(values, parameter.device_mesh, parameter.placements)
+    parameter.copy_(values)
 
 
 def _part(whole: torch.Tensor, *where: slice) -> nn.Parameter:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn as torch_nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from collx import nn
@@ -173,6 +178,30 @@ def test_new_layers_are_parts_of_what_torch_draws(rank: Rank, dtype: torch.dtype
         "what is drawn next": (torch.rand(3, device=rank.device), after),
     }
     return [what for what, (a, b) in pairs.items() if a is None or not torch.equal(a, b)]
+
+
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_layers_that_fsdp_divides_are_drawn_as_whole_ones(rank: Rank) -> list[str]:
+    """Creates layers on the meta device, divides them, and draws them, as large models do."""
+    communicator = rank.communicator()
+    mesh = DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu")
+    wrong = []
+    for kind, size in itertools.product((nn.ColumnParallelLinear, nn.RowParallelLinear), (12, 22)):
+        # All ranks have the same part, because FSDP2 divides what is the same on all of its ranks.
+        options: Any = {"group": communicator, "units": slice(2, 9)}
+        torch.manual_seed(11)
+        whole = kind(size, size, **options)
+        made = kind(size, size, **options, device="meta")
+        fully_shard(made, mesh=mesh)
+        made.to_empty(device="cpu")
+        torch.manual_seed(11)
+        made.reset_parameters()
+        for name, parameter in made.named_parameters():
+            assert isinstance(parameter, DTensor)
+            if not torch.equal(parameter.full_tensor(), whole.get_parameter(name)):
+                wrong.append(f"{name} of {kind.__name__} of {size}")
+    return wrong
 
 
 @pytest.mark.worlds(1, 2)
