@@ -1,5 +1,5 @@
-"""Decides whether a call of a fused module needs gradients, which fused operators do not
-support."""
+"""Decides whether a call of a fused module needs gradients, which fused operators do not support,
+and checks the arguments of such a call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-__all__ = ["wanted"]
+__all__ = ["check_residual", "wanted"]
 
 _OWN = str(Path(__file__).parents[1])
 _MODULE_FILE = inspect.getfile(nn.Module)
@@ -26,6 +26,22 @@ def wanted(module: nn.Module, *tensors: torch.Tensor | None) -> bool:
         return False
     _warn_if_not_training(module)
     return True
+
+
+def check_residual(where: str, partial: torch.Tensor, residual: torch.Tensor | None) -> None:
+    """Raises the errors of the fused operators. Without the check, PyTorch would broadcast or
+    convert the residual, and the same call would fail when no gradients are needed."""
+    if residual is None:
+        return
+    if residual.shape != partial.shape:
+        raise ValueError(
+            f"{where}: residual: got shape {list(residual.shape)}; accepted: {list(partial.shape)}"
+        )
+    if residual.dtype != partial.dtype:
+        raise TypeError(
+            f"{where}: residual: got dtype {residual.dtype}; accepted: that of partial, "
+            f"{partial.dtype}"
+        )
 
 
 def _warn_if_not_training(module: nn.Module) -> None:

@@ -140,6 +140,7 @@ class TensorParallelLayerNorm(nn.Module):
         Raises the errors of `collx.allreduce`.
         """
         if gradients.wanted(self, partial, residual, self.weight, self.bias):
+            gradients.check_residual("TensorParallelLayerNorm", partial, residual)
             total = reduce_from_ranks(partial, self.group)
             if residual is not None:
                 total = total + residual

@@ -73,10 +73,12 @@ def unfused_rmsnorm(
         results are a tuple.
 
     Raises:
-        ValueError: an unknown rounding, `keep_norm` without `quantization`, or a scale that does
-            not fit it.
+        ValueError: an unknown rounding, `keep_norm` without `quantization`, a scale that does not
+            fit it, or a residual of another shape.
+        TypeError: a residual of another dtype.
     """
     _check_options("unfused_rmsnorm", rounding, quantization, keep_norm)
+    gradients.check_residual("unfused_rmsnorm", partial, residual)
     dtype = partial.dtype
     wide = torch.promote_types(dtype, torch.float32)
     once = rounding == "fp32"

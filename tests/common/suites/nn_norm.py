@@ -7,6 +7,7 @@ model does, so it may differ by one rounding, and a quantized result by one step
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any, cast
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import collx
 from collx import nn
 
+from ..attempt import attempt
 from ..check import differences
 from ..pool import Pool, on_ranks, some_stand_for_all
 from ..posing import posing
@@ -378,3 +380,18 @@ def test_options_that_do_not_fit_are_refused_by_name(rank: Rank) -> list[str]:
             if word not in str(reason):
                 found.append(f"{word}: {reason}")
     return found
+
+
+@pytest.mark.worlds(1)
+@on_ranks
+def test_both_paths_refuse_a_residual_of_another_shape_or_dtype(rank: Rank) -> None:
+    """Fused, and with gradients."""
+    partial = torch.ones(4, 8, dtype=torch.bfloat16, device=rank.device)
+    for kind in (nn.TensorParallelRMSNorm, nn.TensorParallelLayerNorm):
+        norm = kind(8, group=rank.communicator(), dtype=torch.bfloat16, device=rank.device)
+        for residual in (partial.float(), partial[0], partial[:1], partial.expand(2, 4, 8)):
+            call = functools.partial(norm, partial, residual)
+            fused, trained = attempt(torch.no_grad()(call)), attempt(call)
+            assert trained.error == fused.error, trained
+            assert trained.error in ("ValueError", "TypeError"), trained
+            assert "residual: got" in trained.message, trained
