@@ -9,6 +9,8 @@
 #include <utility>
 #include <variant>
 
+#include "../distributed/work.h"
+
 namespace collx {
 
 namespace py = pybind11;
@@ -19,6 +21,17 @@ using Seconds = std::chrono::duration<double>;
 // The number of seconds comes first, because the caster of durations accepts floats but not
 // integers.
 using Limit = std::variant<double, Seconds>;
+
+/// Returns the work of a call that writes `output`. `call` is null if no work is left.
+c10::intrusive_ptr<c10d::Work> make_work(const std::shared_ptr<PostedCall>& call,
+                                         const at::Tensor& output,
+                                         std::vector<at::Tensor> tensors) {
+  distributed::Work::Made parts{{}, {}, {output}, std::move(tensors), {}, nullptr};
+  if (call != nullptr) parts.calls.push_back(call);
+  auto made = c10::make_intrusive<distributed::Work>(-1, c10d::OpType::UNKNOWN, 0);
+  made->set(std::move(parts));
+  return made;
+}
 
 class Handle {
  public:
@@ -70,6 +83,11 @@ class Handle {
       future = future_of(call_.get(), results_, tensors_);
     }
     return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
+  }
+
+  c10::intrusive_ptr<c10d::Work> work(const at::Tensor& output) {
+    waited_ = true;  // programs may drop a work without wait(), as DDP.join does
+    return make_work(call_, output, tensors_);
   }
 
   const char* function() const { return function_; }
@@ -127,6 +145,13 @@ Raises:
         return std::string("<collx.Handle of ") + self.function() +
                (self.is_completed() ? ", completed>" : ">");
       });
+  // Not a class in Python: c10d only keeps the part of a work that is in C++.
+  m.def(
+      "work_of",
+      [](Handle* given, const at::Tensor& output) {
+        return given == nullptr ? make_work(nullptr, output, {}) : given->work(output);
+      },
+      py::arg("handle").none(true), py::arg("output"));
 }
 
 }  // namespace collx

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/macros/Export.h>
 
 #include <memory>
 #include <optional>
@@ -16,7 +17,7 @@ namespace collx::distributed {
 
 /// A set of calls on one communicator and of calls on the inner group. Without calls it represents
 /// a synchronous call, which is already ordered on the current stream.
-class Work final : public c10d::Work {
+class C10_EXPORT Work final : public c10d::Work {
  public:
   struct Made {
     std::vector<std::shared_ptr<PostedCall>> calls;

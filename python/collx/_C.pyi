@@ -282,6 +282,10 @@ class Handle:
     def __enter__(self) -> Handle: ...
     def __exit__(self, kind: object, error: object, traceback: object) -> None: ...
 
+def work_of(handle: Handle | None, output: torch.Tensor) -> dist.Work:
+    """Returns the work of a posted call that writes `output`. Without a handle, the call is already
+    ordered on the current stream."""
+
 class BackendOptions(_Backend.Options):
     """See `collx.backend.Options`."""
 

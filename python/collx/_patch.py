@@ -17,8 +17,8 @@ from torch.distributed import distributed_c10d
 from torch.distributed._functional_collectives import traceable_collective_remaps
 from torch.utils._python_dispatch import _disable_current_modes
 
+from collx._extension import extension
 from collx._groups import Group, get
-from collx._work import Work
 from collx.communicator import Communicator, of_group
 from collx.compile import functional
 from collx.ops import collectives
@@ -176,7 +176,7 @@ def _reduction(reduce_op: Any, dtype: torch.dtype) -> str | None:
 
 def _write(
     output: Tensor, async_op: bool, function: _Function, *args: Any, **kwargs: Any
-) -> Work | None:
+) -> dist.Work | None:
     """Calls a function of collx that writes a tensor, as torch.distributed does: without gradients,
     and outside of inference mode also if the tensor is an inference tensor. Returns the work if
     `async_op`. A call with a tensor subclass is not posted, and has completed on return."""
@@ -185,15 +185,12 @@ def _write(
     posts = async_op and all(type(each) in (Tensor, nn.Parameter) for each in tensors)
     with torch._C._AutoDispatchBelowAutograd(), mode:
         returned = function(*args, **kwargs, async_op=posts)
-    if not async_op:
-        return None
-    flat = kwargs.get("out", output) is not output
-    return Work(returned if posts else None, output, flat)
+    return extension.work_of(returned if posts else None, output) if async_op else None
 
 
 def _write_flat(
     output: Tensor, async_op: bool, function: _Function, input: Tensor, *args: Any
-) -> Work | None:
+) -> dist.Work | None:
     """Calls a function of collx that writes the elements of `output` in order into a flat tensor.
     If the elements must then be copied, the call is not posted."""
     with torch._C._AutoDispatchBelowAutograd():
@@ -203,7 +200,7 @@ def _write_flat(
         whole = output.contiguous()
         function(flat, *args, out=whole.view(-1))
         output.copy_(whole)
-    return Work(None, output) if async_op else None
+    return extension.work_of(None, output) if async_op else None
 
 
 def _all_reduce(

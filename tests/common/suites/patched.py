@@ -313,22 +313,20 @@ def test_ranks_may_differ_in_async_op(rank: Rank) -> list[str]:
     return wrong
 
 
-def _joins(rank: Rank) -> float:
-    """Trains with uneven inputs. Ranks that have joined make synchronous calls that the others make
-    asynchronously."""
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("divide_by_all", [True, False], ids=["all", "not joined"])
+@on_ranks(deadline=60.0)
+def test_uneven_inputs_of_data_parallel_training(rank: Rank, divide_by_all: bool) -> None:
+    """Ranks that have joined make synchronous calls that the others make asynchronously. The
+    reducer in C++ waits for these, unless it always divides by all ranks."""
     group = rank.fresh_group()
     torch.manual_seed(0)
     with rank.new_communicator("patched", group, 5.0), collx.patch(group):
         model = nn.parallel.DistributedDataParallel(Mlp().to(rank.device), process_group=group)
-        with model.join():
+        with model.join(divide_by_initial_world_size=divide_by_all):
             for _ in range(2 + rank.rank):
                 model(torch.ones(2, 8, device=rank.device)).sum().backward()
-    return sum(float(p.grad.sum()) for p in model.parameters() if p.grad is not None)
-
-
-@pytest.mark.worlds(2)
-def test_uneven_inputs_of_data_parallel_training(pool: Pool) -> None:
-    pool.run(_joins)
+    assert all(p.grad is not None for p in model.parameters())
 
 
 def _one_never_comes(rank: Rank) -> dict[str, Any]:
