@@ -347,6 +347,8 @@ StatusRecord Communicator::begin_record(Failure failure, Phase phase) const {
 }
 
 void Communicator::report(const StatusRecord& record) {
+  // The regions are the parent's, and a thread that the child lacks may hold the lock.
+  if (forked()) return;
   const std::lock_guard held(reporting_);
   if (destroyed()) return;  // the regions are gone, or will be
   if (!has_regions()) {

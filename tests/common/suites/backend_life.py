@@ -258,6 +258,18 @@ def test_a_forked_child_does_not_use_the_store_of_its_parent(rank: Rank) -> None
     assert all(said.startswith("ValueError") and "forked" in said for said in found), found
 
 
+@pytest.mark.worlds(2)
+@on_ranks
+def test_abort_in_a_forked_child_leaves_the_parent_alone(rank: Rank) -> None:
+    group = group_of(rank)
+    assert _sum(rank, group)
+    if rank.device.type == "cpu":  # CUDA cannot be used in a forked child
+        in_a_child(group._get_backend(rank.device).abort)
+    rank.barrier()
+    assert _sum(rank, group)
+    dist.destroy_process_group(group)
+
+
 @pytest.mark.worlds(1, 2)
 @on_ranks
 def test_abort_after_the_end_of_the_group_does_nothing(rank: Rank) -> None:
