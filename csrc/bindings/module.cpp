@@ -297,6 +297,10 @@ void bind_communicator(py::module_& m) {
                              [](const Communicator& c) { return c.failure().has_value(); })
       .def_property_readonly("destroyed", &Communicator::destroyed)
       .def(
+          "refuse_if_forked",
+          [](const Communicator& c, const std::string& op) { c.refuse_if_forked(op.c_str()); },
+          py::arg("op"))
+      .def(
           "check", [](Communicator& c, bool wait) { c.check("raise_if_failed", {}, wait); },
           py::arg("wait") = true, NoGil())
       .def("status",

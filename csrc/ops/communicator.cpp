@@ -142,6 +142,7 @@ void Communicator::tune(int blocks, int threads) {
   TORCH_CHECK_VALUE(none || (blocks >= 1 && blocks <= kMaxBlocks && whole_tiles),
                     "collx.tune: got ", blocks, " blocks of ", threads, " threads; accepted: 1 to ",
                     kMaxBlocks, " of a multiple of 64 up to ", kFullBlock, ", or zeros");
+  refuse_if_forked("tune");
   const int most = none ? 0 : most_blocks(threads);
   TORCH_CHECK_VALUE(blocks <= most, "collx.tune: got ", blocks, " blocks of ", threads,
                     " threads; accepted: 1 to ", most, ", which ", options_.device,
@@ -166,6 +167,7 @@ int Communicator::most_blocks(int threads) const {
 void Communicator::set_timeout(int64_t milliseconds) {
   TORCH_CHECK_VALUE(milliseconds > 0, "collx: timeout: got ", milliseconds,
                     " ms; accepted: 1 or more");
+  refuse_if_forked("set_timeout");
   {
     const auto held = lock();
     timeout_ms_.store(milliseconds, std::memory_order_relaxed);
@@ -259,11 +261,15 @@ void Communicator::refuse_if_destroyed(const char* op) const {
        {}});
 }
 
-void Communicator::require_usable(const char* op) {
+void Communicator::refuse_if_forked(const char* op) const {
   TORCH_CHECK(
       !forked(), "collx.", op, ": communicator \"", options_.name,
       "\" was created before this process was forked, and only the parent can use it; start "
       "processes with the spawn method, and call collx.init in each");
+}
+
+void Communicator::require_usable(const char* op) {
+  refuse_if_forked(op);
   refuse_if_destroyed(op);
   if (!status_.ready()) [[likely]]
     return;

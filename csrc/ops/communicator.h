@@ -86,6 +86,9 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   /// Raises the error of a call that has been refused.
   [[noreturn]] void raise_refused(const char* op);
   void refuse_if_destroyed(const char* op) const;
+  /// Raises in a forked child. There, a thread that the child lacks may hold the lock, and the
+  /// store must not be used, because the child shares its connection with the parent.
+  void refuse_if_forked(const char* op) const;
   /// Raises the recorded failure as its own error class, on each call; after destroy() raises
   /// CommunicatorPoisoned. `detail` is appended to the message. Without `wait`, it does not wait
   /// for the peers' notes about a timeout, and may name a rank that itself waits for another rank.

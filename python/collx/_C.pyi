@@ -187,6 +187,9 @@ class Communicator:
     destroyed: bool
     multicast_unavailable_reason: str  # why the ranks have no multicast; empty if they have it
 
+    def refuse_if_forked(self, op: str) -> None:
+        """Raises RuntimeError in a forked child."""
+
     def check(self, wait: bool = True) -> None:
         """Raises the recorded failure, if any. `wait`: waits for the reports of the peers about a
         timeout, so that it names the same rank on all ranks."""

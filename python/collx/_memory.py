@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import operator
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -45,7 +44,6 @@ class SymmetricMemory:
         self._region = region
         self._direct = region is not None
         self._allocations = 0
-        self._process = os.getpid()
 
     def empty(
         self,
@@ -123,14 +121,6 @@ class SymmetricMemory:
         if self._rendezvous is not None:
             self._rendezvous.set_timeout(seconds)
 
-    def refuse_if_forked(self, what: str) -> None:
-        """Raises RuntimeError in a forked child."""
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f"collx.{what}: communicator {self._native.name!r} was created before this process "
-                "was forked, and only the parent can use it; start processes with the spawn method"
-            )
-
     def leave(self) -> None:
         """Removes this rank's keys from the store. Must follow the last vote, whatever its
         result."""
@@ -203,7 +193,7 @@ class SymmetricMemory:
             )
 
     def _require_usable(self, what: str) -> None:
-        self.refuse_if_forked(what)  # the store must not be used: its connection is shared
+        self._native.refuse_if_forked(what)
         try:
             self._native.check()
         except RuntimeError:

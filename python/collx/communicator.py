@@ -442,8 +442,6 @@ class Communicator:
         may set it at different times; they should set the same value.
         """
         seconds = seconds_of("set_timeout", timeout)
-        # In a forked child, no thread may be left to end the call that the method would wait for.
-        self._memory.refuse_if_forked("set_timeout")
         self._native.set_timeout(math.ceil(seconds * 1000))
         self._memory.set_timeout(seconds)
         self.timeout = seconds

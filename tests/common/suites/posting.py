@@ -449,6 +449,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks(rank: Rank) -> 
     if rank.rank == 0:
         found.append(in_a_child(in_flight.wait))
         found.append(in_a_child(lambda: communicator.set_timeout(1.0)))
+        found.append(in_a_child(lambda: communicator._native.tune(1, 64)))
     found.append(in_a_child(lambda: collx.post(collx.allreduce, x, group=communicator)))
     rank.barrier()
     if rank.rank != 0:
