@@ -27,7 +27,9 @@ CopyStreams::~CopyStreams() {
   for (const cudaEvent_t event : {entered_, forked_, joined_}) {
     if (event != nullptr) (void)cudaEventDestroy(event);
   }
-  if (second_ != nullptr) (void)cudaStreamDestroy(second_);
+  for (const Stream second : {eager_, captured_}) {
+    if (second != nullptr) (void)cudaStreamDestroy(second);
+  }
 }
 
 cudaEvent_t CopyStreams::entered() { return made(entered_); }
@@ -36,14 +38,22 @@ void CopyStreams::hold(Stream other) {
   require(cudaStreamWaitEvent(other, entered_, 0), "ordering streams");
 }
 
-Stream CopyStreams::fork(Stream stream) {
-  if (second_ == nullptr) {
-    require(cudaStreamCreateWithFlags(&second_, cudaStreamNonBlocking), "making a stream");
+Stream CopyStreams::second(Stream stream) {
+  auto status = cudaStreamCaptureStatusNone;
+  require(cudaStreamIsCapturing(stream, &status), "reading the state of a stream");
+  Stream& second = status == cudaStreamCaptureStatusNone ? eager_ : captured_;
+  if (second == nullptr) {
+    require(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking), "making a stream");
   }
-  order(stream, second_, forked_);
-  return second_;
+  return second;
 }
 
-void CopyStreams::join(Stream stream) { order(second_, stream, joined_); }
+Stream CopyStreams::fork(Stream stream) {
+  const Stream other = second(stream);
+  order(stream, other, forked_);
+  return other;
+}
+
+void CopyStreams::join(Stream stream) { order(second(stream), stream, joined_); }
 
 }  // namespace collx::cuda

@@ -8,7 +8,7 @@ struct CUevent_st;
 namespace collx::cuda {
 
 /// One object for each communicator. The caller holds the communicator's lock, and its device is
-/// current. During a capture all work belongs to the same graph.
+/// current. Captures of one communicator follow each other; eager calls may be beside them.
 class CopyStreams {
  public:
   CopyStreams() = default;
@@ -31,8 +31,12 @@ class CopyStreams {
   void join(Stream stream);
 
  private:
+  Stream second(Stream stream);
+
   CUevent_st* entered_ = nullptr;
-  Stream second_ = nullptr;
+  // A stream belongs to a capture until that ends, and an eager call on it would end the capture.
+  Stream eager_ = nullptr;
+  Stream captured_ = nullptr;
   CUevent_st* forked_ = nullptr;
   CUevent_st* joined_ = nullptr;
 };

@@ -1,5 +1,6 @@
-// Posted calls on CUDA. Each communicator that posts has a stream. Each call has an event, which is
-// recorded twice: it orders the call after the stream of the post, and then marks its completion.
+// Posted calls on CUDA. Each communicator that posts has a stream for eager calls and one for calls
+// in a capture. Each call has an event, which is recorded twice: it orders the call after the
+// stream of the post, and then marks its completion.
 #if COLLX_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "call.h"
 #include "communicator.h"
 #include "enqueue.h"
 #include "errors.h"
@@ -94,7 +96,8 @@ class CudaPostedCall final : public PostedCall {
     events_->give_back(completed_);
   }
 
-  void enqueue_on(CUDAStream stream) {
+  void enqueue_on(CUDAStream eager, CUDAStream captured) {
+    const CUDAStream stream = captured_ ? captured : eager;
     // The event first marks the work before the call.
     C10_CUDA_CHECK(cudaEventRecord(completed_, posted_on_.stream()));
     C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), completed_, 0));
@@ -112,7 +115,7 @@ class CudaPostedCall final : public PostedCall {
 
   bool is_completed() const override {
     if (captured_) return false;
-    const c10::cuda::CUDAGuard guard = on_device();
+    const OnDevice guard(posted_on_.device());
     const cudaError_t found = query(completed_);
     if (may_run(found)) return false;
     C10_CUDA_CHECK(found);
@@ -122,7 +125,7 @@ class CudaPostedCall final : public PostedCall {
   void wait(Timeout timeout, const std::vector<at::Tensor>& tensors) override {
     communicator_->check_posted(request_->op());
     if (timeout) wait_on_host(*timeout);
-    const c10::cuda::CUDAGuard guard = on_device();
+    const OnDevice guard(posted_on_.device());
     const CUDAStream current = c10::cuda::getCurrentCUDAStream(posted_on_.device_index());
     C10_CUDA_CHECK(cudaStreamWaitEvent(current.stream(), completed_, 0));
     // Also during a capture, other streams do not order the stream of the post, on which the memory
@@ -146,9 +149,6 @@ class CudaPostedCall final : public PostedCall {
   }
 
  private:
-  /// Otherwise the use of an event would create a context on the thread's current device.
-  c10::cuda::CUDAGuard on_device() const { return c10::cuda::CUDAGuard(posted_on_.device_index()); }
-
   void wait_on_host(std::chrono::nanoseconds timeout) {
     const auto until = std::chrono::steady_clock::now() + timeout;
     while (!is_completed()) {
@@ -203,16 +203,17 @@ class Dropped {
 class CudaPoster final : public Poster {
  public:
   explicit CudaPoster(c10::Device device)
-      : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index())) {}
+      : eager_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index())),
+        captured_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index())) {}
 
   std::shared_ptr<PostedCall> post(Communicator& communicator,
                                    std::unique_ptr<CallRequest> request) override {
-    const c10::cuda::CUDAGuard guard(stream_.device_index());
+    const c10::cuda::CUDAGuard guard(eager_.device_index());
     dropped().take_completed();
     auto call = std::make_unique<CudaPostedCall>(
         communicator.shared_from_this(), std::move(request),
-        c10::cuda::getCurrentCUDAStream(stream_.device_index()), events_);
-    call->enqueue_on(stream_);
+        c10::cuda::getCurrentCUDAStream(eager_.device_index()), events_);
+    call->enqueue_on(eager_, captured_);
     return {call.release(), [](CudaPostedCall* ended) {
               std::unique_ptr<CudaPostedCall> held(ended);
               if (!held->may_end()) dropped().add(std::move(held));
@@ -231,7 +232,9 @@ class CudaPoster final : public Poster {
     return *calls;
   }
 
-  const CUDAStream stream_;
+  const CUDAStream eager_;
+  // A stream belongs to a capture until that ends, and an eager call on it would end the capture.
+  const CUDAStream captured_;
   const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
 };
 

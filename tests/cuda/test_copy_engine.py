@@ -111,6 +111,46 @@ def test_posted_calls_do_not_wait_for_a_barrier_outside_or_inside_a_capture(rank
     assert bool((out == 1).all())
 
 
+@pytest.mark.worlds(2, 4)
+@on_ranks
+def test_eager_calls_may_run_during_a_capture(rank: Rank) -> None:
+    """They are on another stream, between captured calls of the same communicator."""
+    communicator = rank.communicator("copy-engine-captured")
+    graph, other = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    inputs = {"captured": ones(rank), "eager": ones(rank) * 2}
+    gathered = {way: communicator.empty(1000 * rank.size) for way in inputs}
+    totals = {way: torch.empty_like(x) for way, x in inputs.items()}
+
+    def call(way: str) -> None:
+        x = inputs[way]
+        collx.allgather(x, communicator, out=gathered[way], algorithm="copy_engine")
+        collx.post(collx.allreduce, x, group=communicator, out=totals[way]).wait()
+
+    def found(way: str) -> tuple[float, float, float, float]:
+        parts = (gathered[way].aminmax(), totals[way].aminmax())
+        low, high, least, most = (float(value) for part in parts for value in part)
+        return low, high, least, most
+
+    rank.synchronize()
+    with torch.cuda.stream(other):
+        call("eager")
+    other.synchronize()
+    for way in inputs:
+        gathered[way].zero_()
+    rank.synchronize()
+    rank.barrier()
+    with torch.cuda.graph(graph):
+        call("captured")
+        with torch.cuda.stream(other):
+            call("eager")
+        call("captured")
+    other.synchronize()
+    assert found("eager") == (2, 2, 2 * rank.size, 2 * rank.size)
+    graph.replay()
+    finish(communicator)
+    assert found("captured") == (1, 1, rank.size, rank.size)
+
+
 def _gather_until_failure(rank: Rank, timeout: float) -> Attempt:
     communicator = rank.communicator("copy-engine-killed", call_timeout=timeout)
     x = torch.zeros(LARGE, dtype=torch.uint8, device=rank.device)
