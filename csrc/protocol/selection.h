@@ -549,7 +549,8 @@ constexpr Plan select(const Request& r) {
     if (has_few_blocks(r)) {
       plan.threads = row_of(plan.algorithm).stages > 1 ? kLaneBound : kLaneBlock;
       plan.width = detail::width_of(r, plan.blocks, row_of(r.collective).counted ? ~0ull : work);
-      plan.bulk = plan.blocks <= r.capabilities.bulk_blocks;
+      // As with other calls, the blocks of another communicator must fit beside these.
+      plan.bulk = 2 * plan.blocks <= r.capabilities.bulk_blocks;
     }
     return plan;
   }

@@ -464,16 +464,16 @@ TEST(Selection, the_number_of_lanes_follows_from_what_ranks_agree_on) {
   EXPECT_EQ(lanes(2 * 5 * kLeastLaneSlotBytes, 132, 132, 0), 5);
 }
 
-TEST(Selection, blocks_copy_in_bulk_only_if_all_of_them_are_resident) {
+TEST(Selection, blocks_copy_in_bulk_only_if_those_of_two_communicators_are_resident) {
   Request request = cuda_request(Collective::allreduce, 2, 64 << 20);
   request.algorithm = Algorithm::twoshot_lanes;
   request.max_blocks = 16;
-  for (const int resident : {0, 15, 16, 132}) {
+  for (const int resident : {0, 31, 32, 132}) {
     request.capabilities.bulk_blocks = resident;
     const Plan plan = select(request);
     ASSERT_EQ(plan.blocks, 16);
     ASSERT_GT(plan.width, 0);
-    EXPECT_EQ(plan.bulk, resident >= 16) << resident;
+    EXPECT_EQ(plan.bulk, resident >= 32) << resident;
   }
 }
 

@@ -49,6 +49,7 @@ def calls_of(rank: Rank, communicator: Any, numel: int, dtype: torch.dtype, offs
     }
 
 
+@pytest.mark.alone  # a share of a GPU does not hold 16 blocks that copy in bulk
 @pytest.mark.worlds(2, 4)
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize(
@@ -87,6 +88,7 @@ def test_few_blocks_give_the_bits_of_all_blocks(
     return wrong
 
 
+@pytest.mark.alone  # as above
 @pytest.mark.worlds(2, 4)
 @on_ranks
 def test_one_rank_may_copy_in_bulk_and_another_one_by_threads(rank: Rank) -> list[str]:
