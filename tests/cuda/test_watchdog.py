@@ -4,89 +4,69 @@ of the wrong device."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from typing import Any
-
 import pytest
-import torch
 
-import collx
-from tests.common.attempt import Attempt, allreduce, attempt, ones, works
-from tests.common.limits import timeout_now
-from tests.common.pool import Pool, on_ranks
-from tests.common.rank import Rank
+from tests.common.pool import Pool
 from tests.common.suites.lifecycle import exit_codes
 
+# Each rank runs these in a new process, because other tests may have created contexts in the ranks
+# of a pool.
+THREADS = """
+import threading
+own = torch.device("cuda", rank)
 
-def _contexts() -> list[bool]:
-    has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
-    return [has_context(i) for i in range(torch.cuda.device_count())]
-
-
-def _in_a_thread(function: Callable[[], Any]) -> Attempt:
-    found: list[Attempt] = []
-    thread = threading.Thread(target=lambda: found.append(attempt(function)))
+def in_a_thread(function):
+    found = []
+    def run():
+        try:
+            found.append(function())
+        except Exception as error:
+            found.append(error)
+    thread = threading.Thread(target=run)
     thread.start()
     thread.join()
     return found[0]
 
-
-def _watched(rank: Rank, timeout: float) -> tuple[list[list[bool]], list[Attempt]]:
-    """The last rank calls raise_if_failed() before and after it has waited for the first one."""
-    communicator = rank.new_communicator("watched", call_timeout=timeout)
-    assert works(rank, communicator)
-    contexts, found = [_contexts()], []
-    if rank.rank == rank.size - 1:
-        found.append(_in_a_thread(communicator.raise_if_failed))
-        contexts.append(_contexts())
-        allreduce(communicator, ones(rank))
-        torch.cuda.synchronize()
-        found.append(_in_a_thread(communicator.raise_if_failed))
-        contexts.append(_contexts())
-    rank.barrier()
-    communicator.destroy()
-    return contexts, found
-
-
-@pytest.mark.own_gpu
-@pytest.mark.worlds(2)
-def test_a_watchdog_leaves_other_devices_alone(pool: Pool) -> None:
-    contexts, found = pool.run(_watched, timeout_now(pool))[-1]
-    assert [result.error for result in found] == ["", "CollectiveTimeout"], found
-    own = [other == pool.size - 1 for other in range(len(contexts[0]))]
-    assert contexts[0] == own, "cannot tell anything"
-    assert contexts[1:] == [own, own]
-
-
-@pytest.mark.own_gpu
-@pytest.mark.worlds(2)
-@on_ranks
-def test_a_wait_for_a_posted_call_leaves_other_devices_alone(rank: Rank) -> None:
-    handle = collx.post(collx.allreduce, ones(rank), group=rank.communicator())
-    before = _contexts()
-    found = _in_a_thread(lambda: (handle.is_completed(), handle.wait()))
-    assert found.error == "", found
-    assert _contexts() == before
-
-
-CREATION = """
-import threading
-found = []
-def create():
-    own = torch.device("cuda", rank)
-    found.append(collx.init(device=own, payload_bytes=4 << 20, timeout=30.0))
-thread = threading.Thread(target=create)
-thread.start()
-thread.join()
-contexts = [torch._C._cuda_hasPrimaryContext(i) for i in range(torch.cuda.device_count())]
-assert contexts == [i == rank for i in range(len(contexts))], contexts
-found[0].destroy()
+def check_contexts():
+    contexts = [torch._C._cuda_hasPrimaryContext(i) for i in range(torch.cuda.device_count())]
+    assert contexts == [i == rank for i in range(len(contexts))], contexts
 """
 
+PROGRAMS = {
+    "init": """
+comm = in_a_thread(lambda: collx.init(device=own, payload_bytes=4 << 20, timeout=30.0))
+check_contexts()
+comm.destroy()
+""",
+    "a wait for a posted call": """
+comm = collx.init(device=own, payload_bytes=4 << 20, timeout=30.0)
+handle = collx.post(collx.allreduce, torch.ones(1000, device=own))
+found = in_a_thread(lambda: (handle.is_completed(), handle.wait()))
+assert isinstance(found, tuple), found
+check_contexts()
+comm.destroy()
+""",
+    "errors": """
+comm = collx.init(device=own, payload_bytes=4 << 20, timeout=2.0)
+x = torch.ones(1000, device=own)
+collx.allreduce(x)
+assert in_a_thread(comm.raise_if_failed) is None
+check_contexts()
+if rank == 1:
+    collx.allreduce(x)
+    torch.cuda.synchronize()
+    found = in_a_thread(comm.raise_if_failed)
+    assert isinstance(found, collx.CollectiveTimeout), found
+    check_contexts()
+dist.barrier()
+comm.destroy()
+""",
+}
+
 
 @pytest.mark.own_gpu
 @pytest.mark.worlds(2)
-def test_init_leaves_other_devices_alone(pool: Pool) -> None:
-    for code, output in exit_codes(pool.world.device, "", program=CREATION):
+@pytest.mark.parametrize("what", PROGRAMS)
+def test_threads_leave_other_devices_alone(pool: Pool, what: str) -> None:
+    for code, output in exit_codes(pool.world.device, "", program=THREADS + PROGRAMS[what]):
         assert code == 0, output
