@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <exception>
 #include <optional>
 
 #include "../protocol/call.h"
@@ -55,5 +56,17 @@ class OnDevice {
   explicit OnDevice(const c10::Device&) {}
 #endif
 };
+
+/// Calls a function on a device and ignores errors, for destructors. Any thread may run them, and
+/// on a device that it has not used, most calls of the CUDA runtime create a context.
+template <typename Function>
+void end_on(const c10::Device& device, const Function& function) noexcept {
+  try {
+    const OnDevice guard(device);
+    function();
+  } catch (const std::exception&) {
+    return;  // the device has failed, or the process is exiting
+  }
+}
 
 }  // namespace collx

@@ -105,6 +105,12 @@ Communicator::~Communicator() {
   if (options_.watchdog) watchdog::leave(*this);
   // The poster's destructor joins its thread, which does not exist in a forked child.
   if (!forked()) delete poster_.load(std::memory_order_acquire);
+#if COLLX_CUDA
+  end_on(options_.device, [this] {
+    streams_.reset();
+    copy_streams_.reset();
+  });
+#endif
 }
 
 Poster& Communicator::poster() {
@@ -317,7 +323,7 @@ std::vector<Progress> Communicator::progress() {
 
 bool Communicator::has_captured() const {
 #if COLLX_CUDA
-  return streams_.has_captured();
+  return streams_->has_captured();
 #else
   return false;
 #endif

@@ -152,8 +152,8 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
   SymmetricMemory& symmetric() { return symmetric_; }
 #if COLLX_CUDA
-  StreamOrder& streams() { return streams_; }
-  cuda::CopyStreams& copy_streams() { return copy_streams_; }
+  StreamOrder& streams() { return *streams_; }
+  cuda::CopyStreams& copy_streams() { return *copy_streams_; }
 #endif
 
   /// Created on first use.
@@ -239,8 +239,8 @@ class C10_EXPORT Communicator : public std::enable_shared_from_this<Communicator
   std::mutex reporting_;
   SymmetricMemory symmetric_;
 #if COLLX_CUDA
-  StreamOrder streams_;
-  cuda::CopyStreams copy_streams_;
+  std::unique_ptr<StreamOrder> streams_ = std::make_unique<StreamOrder>();
+  std::unique_ptr<cuda::CopyStreams> copy_streams_ = std::make_unique<cuda::CopyStreams>();
 #endif
 };
 

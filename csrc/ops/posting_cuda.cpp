@@ -31,8 +31,11 @@ using c10::cuda::CUDAStream;
 /// recording it.
 class EventPool {
  public:
+  explicit EventPool(c10::Device device) : device_(device) {}
   ~EventPool() {
-    for (const cudaEvent_t event : free_) (void)cudaEventDestroy(event);
+    end_on(device_, [this] {
+      for (const cudaEvent_t event : free_) (void)cudaEventDestroy(event);
+    });
   }
   cudaEvent_t take() {
     {
@@ -53,6 +56,7 @@ class EventPool {
   }
 
  private:
+  const c10::Device device_;
   std::mutex mutex_;
   std::vector<cudaEvent_t> free_;
 };
@@ -87,11 +91,13 @@ class CudaPostedCall final : public PostedCall {
 
   /// A capture requires that all its streams are joined before it ends.
   ~CudaPostedCall() override {
-    auto status = cudaStreamCaptureStatusNone;
-    if (captured_ && !waited_) (void)cudaStreamIsCapturing(posted_on_.stream(), &status);
-    if (status != cudaStreamCaptureStatusNone) {
-      // If this fails, the capture has already failed and reports its own error.
-      (void)cudaStreamWaitEvent(posted_on_.stream(), completed_, 0);
+    if (captured_ && !waited_) {
+      end_on(posted_on_.device(), [this] {
+        // If the wait fails, the capture has already failed and reports its own error.
+        if (capturing(posted_on_.stream())) {
+          (void)cudaStreamWaitEvent(posted_on_.stream(), completed_, 0);
+        }
+      });
     }
     events_->give_back(completed_);
   }
@@ -109,8 +115,10 @@ class CudaPostedCall final : public PostedCall {
   /// Whether the tensors may be released. The allocator reuses their memory on the stream of the
   /// post, which must then be ordered after the call. In a capture, the destructor orders it.
   bool may_end() const {
-    // Also true after another error: the device has failed, or the process is exiting.
-    return captured_ || waited_ || !may_run(query(completed_));
+    if (captured_ || waited_) return true;
+    bool ends = true;  // also after another error
+    end_on(posted_on_.device(), [&] { ends = !may_run(query(completed_)); });
+    return ends;
   }
 
   bool is_completed() const override {
@@ -235,7 +243,7 @@ class CudaPoster final : public Poster {
   const CUDAStream eager_;
   // A stream belongs to a capture until that ends, and an eager call on it would end the capture.
   const CUDAStream captured_;
-  const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
+  const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>(eager_.device());
 };
 
 }  // namespace

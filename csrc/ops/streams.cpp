@@ -2,6 +2,7 @@
 #include "streams.h"
 
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
@@ -32,8 +33,7 @@ bool is_captured(cuda::Stream stream) {
 }  // namespace
 
 StreamOrder::~StreamOrder() {
-  // These calls do not wait. Their results are ignored because they may fail at the interpreter's
-  // exit or in a forked child.
+  // These calls do not wait. They may fail at the interpreter's exit or in a forked child.
   if (eager_event_ != nullptr) (void)cudaEventDestroy(eager_event_);
   if (capture_event_ != nullptr) (void)cudaEventDestroy(capture_event_);
 }
@@ -85,6 +85,7 @@ bool capturing(cuda::Stream stream) {
   return capture_status(stream, nullptr) != cudaStreamCaptureStatusNone;
 }
 bool capturing(c10::Device device) {
+  const c10::cuda::CUDAGuard guard(device);  // otherwise the current device would get a context
   return capturing(c10::cuda::getCurrentCUDAStream(device.index()).stream());
 }
 

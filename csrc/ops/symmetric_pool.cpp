@@ -64,9 +64,12 @@ SymmetricPool::SymmetricPool(std::shared_ptr<Communicator> communicator)
 
 SymmetricPool::~SymmetricPool() {
 #if COLLX_CUDA
-  for (const auto& [block, events] : recorded_) {
-    for (void* const event : events) (void)cudaEventDestroy(static_cast<cudaEvent_t>(event));
-  }
+  if (recorded_.empty()) return;
+  end_on(communicator_->options().device, [this] {
+    for (const auto& [block, events] : recorded_) {
+      for (void* const event : events) (void)cudaEventDestroy(static_cast<cudaEvent_t>(event));
+    }
+  });
 #endif
 }
 

@@ -61,6 +61,18 @@ if rank == 1:
 dist.barrier()
 comm.destroy()
 """,
+    "destructors": """
+comm = collx.init(device=own, payload_bytes=4 << 20, timeout=30.0)
+used = [comm, torch.ones(1000, device=own), comm.empty(2000)]
+collx.allgather(used[1], out=used[2], algorithm="copy_engine")
+with torch.cuda.stream(torch.cuda.Stream()):
+    used.append(collx.post(collx.allreduce, used[1]))
+torch.cuda.synchronize()
+comm.destroy()
+del comm
+in_a_thread(used.clear)
+check_contexts()
+""",
 }
 
 
@@ -68,5 +80,5 @@ comm.destroy()
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("what", PROGRAMS)
 def test_threads_leave_other_devices_alone(pool: Pool, what: str) -> None:
-    for code, output in exit_codes(pool.world.device, "", program=THREADS + PROGRAMS[what]):
-        assert code == 0, output
+    found = exit_codes(pool.world.device, "", program=THREADS + PROGRAMS[what])
+    assert [code for code, _ in found] == [0, 0], "\n".join(output for _, output in found)
