@@ -166,6 +166,9 @@ def _all_gather(c: Case) -> Found:
     uneven = [c.new(rank + 1) for rank in range(w)]
     c.call(dist.all_gather, uneven, c.of(c.me, c.me + 1))
     yield torch.cat(uneven), torch.cat([c.of(rank, rank + 1) for rank in range(w)])
+    uneven = [c.new(2 * rank + 2) for rank in range(w)]
+    c.call(dist.all_gather, uneven, c.of(c.me, 2, c.me + 1).t())  # not contiguous, another shape
+    yield torch.cat(uneven), torch.cat([c.of(r, 2, r + 1).t().reshape(-1) for r in range(w)])
 
 
 def _broadcast(c: Case) -> Found:

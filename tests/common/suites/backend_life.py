@@ -414,6 +414,7 @@ WORDS = {
     "list": ("ValueError", "tensor_list"),
     "rows": ("ValueError", "multiple of the group size"),
     "contiguous": ("ValueError", "not contiguous"),
+    "times": ("ValueError", "2 times as many elements as the output"),
     "after": ("", ""),
 }
 
@@ -449,6 +450,9 @@ def test_bad_input_is_refused_on_every_rank_and_the_group_works_on(rank: Rank) -
                 torch.ones(2, 4, device=device),
                 group=group,
             )
+        ),
+        "times": attempt(  # the first rank's part of 5 elements has 3
+            lambda: dist.reduce_scatter_tensor(x[:3], torch.ones(5, device=device), group=group)
         ),
         "dtypes": attempt(
             lambda: backend.reduce_scatter(
