@@ -27,6 +27,12 @@ T& only(const char* op, std::vector<T>& list) {
   return list[0];
 }
 
+/// Gloo cuts tensors along their first axis, so it would crash for an output without dimensions and
+/// refuse stacked parts. NCCL accepts any shapes.
+at::Tensor for_gloo(const char* op, const char* argument, const at::Tensor& tensor) {
+  return tensor.is_cpu() ? flat(op, argument, tensor) : tensor;
+}
+
 class FromMaker final : public SymmetricPool::Source {
  public:
   FromMaker(Maker& maker, c10::Device device) : maker_(maker), device_(device) {}
@@ -106,6 +112,16 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
 
 c10d::Backend& Backend::inner(c10::Device device) const {
   return *inner_->getBackend(device.type());
+}
+
+c10d::Backend& Backend::inner(const char* op, const Tensors& tensors) const {
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(tensor.layout() != at::kStrided || tensor.is_non_overlapping_and_dense(),
+                      "collx: ", op, ": got strides ", tensor.strides(), " for shape ",
+                      tensor.sizes(), " in a call that the inner process group carries out; ",
+                      "accepted: a tensor whose elements fill its memory");
+  }
+  return inner(tensors[0].device());
 }
 
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
@@ -261,7 +277,7 @@ c10::intrusive_ptr<c10d::Work> Backend::allreduce(Tensors& tensors,
   const at::Tensor& tensor = only("all_reduce", tensors);
   auto reduction = reduction_of(o.reduceOp, tensor);
   if (!reduction || !serves(tensor.device())) {
-    return kept(tensor.device(), inner(tensor.device()).allreduce(tensors, o));
+    return kept(tensor.device(), inner("all_reduce", tensors).allreduce(tensors, o));
   }
   return work(OpType::ALLREDUCE, "collx:all_reduce", tensors, o.asyncOp, tensors, [&](Calls& c) {
     c([&] { operators::allreduce_(reduction->tensor, reduction->op, c.name); });
@@ -281,7 +297,8 @@ c10::intrusive_ptr<c10d::Work> Backend::allreduce_coalesced(
   for (const at::Tensor& tensor : tensors) {
     auto reduction = reduction_of(o.reduceOp, tensor);
     if (!reduction || !serves(tensor.device())) {
-      return kept(tensor.device(), inner(tensor.device()).allreduce_coalesced(tensors, o));
+      return kept(tensor.device(),
+                  inner("all_reduce_coalesced", tensors).allreduce_coalesced(tensors, o));
     }
     reductions.push_back(*std::move(reduction));
   }
@@ -297,7 +314,7 @@ c10::intrusive_ptr<c10d::Work> Backend::reduce(Tensors& tensors, const c10d::Red
   const at::Tensor& tensor = only("reduce", tensors);
   auto reduction = reduction_of(o.reduceOp, tensor);
   if (!reduction || !serves(tensor.device())) {
-    return kept(tensor.device(), inner(tensor.device()).reduce(tensors, o));
+    return kept(tensor.device(), inner("reduce", tensors).reduce(tensors, o));
   }
   return work(OpType::REDUCE, "collx:reduce", tensors, o.asyncOp, tensors, [&](Calls& c) {
     c([&] { operators::reduce_(reduction->tensor, reduction->op, o.rootRank, c.name); });
@@ -308,7 +325,7 @@ c10::intrusive_ptr<c10d::Work> Backend::broadcast(Tensors& tensors,
                                                   const c10d::BroadcastOptions& o) {
   at::Tensor& tensor = only("broadcast", tensors);
   if (!serves(tensor.device())) {
-    return kept(tensor.device(), inner(tensor.device()).broadcast(tensors, o));
+    return kept(tensor.device(), inner("broadcast", tensors).broadcast(tensors, o));
   }
   return work(OpType::BROADCAST, "collx:broadcast", tensors, o.asyncOp, tensors,
               [&](Calls& c) { c([&] { operators::broadcast_(tensor, o.rootRank, c.name); }); });
@@ -328,7 +345,9 @@ c10::intrusive_ptr<c10d::Work> Backend::allgather(TensorLists& outputs, Tensors&
 c10::intrusive_ptr<c10d::Work> Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                         const c10d::AllgatherOptions& o) {
   if (!serves(input.device())) {
-    return kept(input.device(), inner(input.device())._allgather_base(output, input, o));
+    at::Tensor from = for_gloo("all_gather", "input", input);
+    at::Tensor to = for_gloo("all_gather", "output", output);
+    return kept(input.device(), inner(input.device())._allgather_base(to, from, o));
   }
   return work(OpType::_ALLGATHER_BASE, "collx:all_gather_into_tensor", {input}, o.asyncOp, {output},
               [&](Calls& c) { c.allgather(input, output); });
@@ -380,7 +399,9 @@ c10::intrusive_ptr<c10d::Work> Backend::reduce_scatter(Tensors& outputs, TensorL
   const Tensors& from = only("reduce_scatter", inputs);
   const auto reduction = reduction_of(o.reduceOp, output);
   if (!reduction || !serves(output.device())) {
-    return kept(output.device(), inner(output.device()).reduce_scatter(outputs, inputs, o));
+    Tensors all = outputs;
+    all.insert(all.end(), from.begin(), from.end());
+    return kept(output.device(), inner("reduce_scatter", all).reduce_scatter(outputs, inputs, o));
   }
   return work(OpType::REDUCE_SCATTER, "collx:reduce_scatter", from, o.asyncOp, outputs,
               [&](Calls& c) { c.reducescatter(from, output, *reduction, o.reduceOp); });
@@ -390,7 +411,9 @@ c10::intrusive_ptr<c10d::Work> Backend::_reduce_scatter_base(at::Tensor& output,
                                                              const c10d::ReduceScatterOptions& o) {
   const auto reduction = reduction_of(o.reduceOp, output);
   if (!reduction || !serves(output.device())) {
-    return kept(output.device(), inner(output.device())._reduce_scatter_base(output, input, o));
+    at::Tensor from = for_gloo("reduce_scatter", "input", input);
+    at::Tensor to = for_gloo("reduce_scatter", "output", output);
+    return kept(output.device(), inner(output.device())._reduce_scatter_base(to, from, o));
   }
   return work(OpType::_REDUCE_SCATTER_BASE, "collx:reduce_scatter_tensor", {input}, o.asyncOp,
               {output}, [&](Calls& c) { c.reducescatter(input, *reduction, o.reduceOp); });

@@ -180,6 +180,9 @@ class C10_EXPORT Backend final : public c10d::Backend {
   bool serves(c10::Device device);
   std::shared_ptr<SymmetricPool> pool_on(c10::Device device);
   c10d::Backend& inner(c10::Device device) const;
+  /// For calls for which Gloo takes the memory of each tensor as a dense array, without a check: it
+  /// would read and write elements that are not the tensor's. Raises ValueError for such tensors.
+  c10d::Backend& inner(const char* op, const Tensors& tensors) const;
   std::vector<std::shared_ptr<Communicator>> communicators() const;
 
   /// Runs `make`, which makes calls, and returns them as one work object. A profiler shows its

@@ -180,7 +180,7 @@ void Calls::allgather(const at::Tensor& input, const Tensors& outputs) {
   for (int root = 0; root < world; ++root) {
     at::Tensor part = outputs[static_cast<size_t>(root)];
     (*this)([&] {
-      if (root == rank) part.copy_(input.view(part.sizes()));
+      if (root == rank) part.copy_(input.reshape(part.sizes()));
       operators::broadcast_(part, root, name);
     });
   }
@@ -189,6 +189,10 @@ void Calls::allgather(const at::Tensor& input, const Tensors& outputs) {
 void Calls::reducescatter(const at::Tensor& input, const Reduction& to, const c10d::ReduceOp& op) {
   const at::Tensor in = flat("reduce_scatter", "input", reduction_for(to, op, input).tensor);
   at::Tensor out = flat("reduce_scatter", "output", to.tensor);
+  // The operator accepts parts of unequal sizes, so it would refuse the output on some ranks only.
+  TORCH_CHECK_VALUE(in.numel() == world * out.numel(), "collx: reduce_scatter: input: got shape ",
+                    input.sizes(), "; accepted: ", world,
+                    " times as many elements as the output has");
   (*this)([&] { operators::reducescatter(in, to.op, world, name, out); });
 }
 

@@ -283,9 +283,14 @@ def _all_to_all_single(
     if input.shape[1:] != output.shape[1:]:
         # Equal parts may have other shapes. With splits, rows of other sizes would be counted.
         splits = output_split_sizes or input_split_sizes
-        if splits or input.numel() != output.numel() or input.shape[0] % size:
+        if splits and not input.shape[0]:  # perhaps on this rank only
+            input = input.reshape(output[:0].shape)
+        elif splits and not output.shape[0]:
+            output = output.reshape(input[:0].shape)
+        elif splits or input.numel() != output.numel() or input.shape[0] % size:
             return original(output, input, output_split_sizes, input_split_sizes, group, async_op)
-        input = input.reshape(output.shape)
+        else:
+            input = input.reshape(output.shape)
     return _write(
         output,
         async_op,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from torch.fx import Graph
 import collx
 import collx.backend
 from collx import nn
+from collx._bootstrap.options import MAX_RANKS
 
 from ..attempt import attempt, ones
 from ..compiling import inductor, operators_in, through_pass
@@ -166,6 +168,9 @@ def _all_gather(c: Case) -> Found:
     uneven = [c.new(rank + 1) for rank in range(w)]
     c.call(dist.all_gather, uneven, c.of(c.me, c.me + 1))
     yield torch.cat(uneven), torch.cat([c.of(rank, rank + 1) for rank in range(w)])
+    uneven = [c.new(2 * rank + 2) for rank in range(w)]
+    c.call(dist.all_gather, uneven, c.of(c.me, 2, c.me + 1).t())  # not contiguous, another shape
+    yield torch.cat(uneven), torch.cat([c.of(r, 2, r + 1).t().reshape(-1) for r in range(w)])
 
 
 def _broadcast(c: Case) -> Found:
@@ -318,6 +323,26 @@ def test_the_inner_group_carries_out_the_rest(rank: Rank) -> None:
     objects: list[Any] = [None] * world
     dist.all_gather_object(objects, {"rank": me}, group=group)
     assert objects == [{"rank": r} for r in range(world)]
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.own_gpu
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_parts_have_any_shape_if_the_inner_group_carries_out_the_calls(rank: Rank) -> None:
+    """Gloo itself refuses stacked parts, and crashes for an output without dimensions."""
+    me, world, device = rank.rank, rank.size, rank.device
+    numbers = torch.arange(world * 2.0, device=device).view(world, 2)
+    with mock.patch.dict(MAX_RANKS, {device.type: 0}):  # as with more ranks than collx serves
+        group = group_of(rank)
+        for given in (numbers, numbers[:, 1].contiguous()):
+            gathered, part = torch.empty_like(given), torch.empty_like(given[me])
+            dist.all_gather_into_tensor(gathered, given[me], group=group)
+            dist.reduce_scatter_tensor(part, given, group=group)
+            rank.synchronize()
+            assert gathered.equal(given)
+            assert part.equal(given[me] * world)
+        assert not collx.communicator.of_group(group.group_name)
     dist.destroy_process_group(group)
 
 

@@ -414,6 +414,9 @@ WORDS = {
     "list": ("ValueError", "tensor_list"),
     "rows": ("ValueError", "multiple of the group size"),
     "contiguous": ("ValueError", "not contiguous"),
+    "times": ("ValueError", "2 times as many elements as the output"),
+    "column": ("ValueError", "got strides [2] for shape [3]"),
+    "beside the column": ("", ""),
     "after": ("", ""),
 }
 
@@ -431,6 +434,7 @@ def test_bad_input_is_refused_on_every_rank_and_the_group_works_on(rank: Rank) -
     average = dist.ReduceScatterOptions()
     average.reduceOp = dist.ReduceOp.AVG  # type: ignore[assignment]
     whole_numbers = torch.ones(3, 2, dtype=torch.int64, device=device)
+    rows = torch.full((3, 2), rank.rank, dtype=torch.int64, device=device)
     found = {
         "options": attempt(lambda: group_of(rank, pg_options=object())),
         "unknown": attempt(lambda: collx.backend.Options(blocks=3)),  # type: ignore[call-arg]
@@ -450,6 +454,11 @@ def test_bad_input_is_refused_on_every_rank_and_the_group_works_on(rank: Rank) -
                 group=group,
             )
         ),
+        "times": attempt(  # the first rank's part of 5 elements has 3
+            lambda: dist.reduce_scatter_tensor(x[:3], torch.ones(5, device=device), group=group)
+        ),
+        "column": attempt(lambda: dist.all_reduce(rows[:, 0], dist.ReduceOp.BOR, group)),
+        "beside the column": attempt(lambda: torch.testing.assert_close(rows[:, 1], rows[:, 0])),
         "dtypes": attempt(
             lambda: backend.reduce_scatter(
                 [torch.ones(2, 3, device=device).t()], [[whole_numbers] * world], average

@@ -173,11 +173,22 @@ def _single_elements(x: Tensor, group: Any) -> Tensor:
     return x + 1
 
 
+def _from_first_to_second(x: Tensor, group: Any) -> Tensor:
+    """The tensor of the rank that sends or receives nothing has no second dimension."""
+    rows, nothing = x.shape[0], x.new_empty(0)
+    if dist.get_rank(group) == 0:
+        dist.all_to_all_single(nothing, x, [0, 0], [0, rows], group)
+        return x
+    dist.all_to_all_single(out := torch.empty_like(x), nothing, [rows, 0], [0, 0], group)
+    return out
+
+
 UNUSUAL: dict[str, tuple[Call, list[str]]] = {
     "transposed": (_transposed_gather, ["allgather"] * 2),
     "sparse": (_sparse, []),
     "another shape": (_other_shape, ["alltoallv"]),
     "no dimensions": (_single_elements, []),
+    "empty tensors": (_from_first_to_second, ["alltoallv"]),
 }
 
 
