@@ -1,7 +1,6 @@
 #include "registry.h"
 
 #include <c10/util/Exception.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <array>
@@ -12,19 +11,26 @@
 #include "communicator.h"
 #include "name_table.h"
 #include "posting.h"
+#include "process_wide.h"
 
 namespace collx::registry {
 
 namespace {
+
+std::atomic<int> forks{0};
 
 struct Registry {
   std::mutex mutex;
   // Regions belong to Python objects, so nothing here may outlive those.
   NameTable<Communicator> table;
   std::atomic<uint64_t> changes{1};  // of the table
-};
 
-std::atomic<int> forks{0};
+  Registry* in_child() {
+    forks.fetch_add(1, std::memory_order_relaxed);
+    mutex.unlock();
+    return this;
+  }
+};
 
 /// A result of a lookup of this thread, since successive calls mostly use the same communicator.
 struct Last {
@@ -36,29 +42,7 @@ struct Last {
 std::atomic<Factory> chosen_factory{nullptr};
 std::atomic<Lookup> chosen_lookup{nullptr};
 
-Registry& instance();
-
-// The lock is held across fork(), so that a child never inherits it locked by a thread that does
-// not exist in the child.
-void before_fork() { instance().mutex.lock(); }
-void after_fork_in_parent() { instance().mutex.unlock(); }
-void after_fork_in_child() {
-  forks.fetch_add(1, std::memory_order_relaxed);
-  instance().mutex.unlock();
-}
-
-Registry& instance() {
-  // Never destroyed: communicators may leave at any point during the interpreter's exit.
-  static Registry* const registry = [] {
-    auto* made = new Registry;
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    return made;
-  }();
-  return *registry;
-}
-
-// Created when the library is loaded. A child that was forked while another thread created it would
-// wait forever.
+Registry& instance() { return process_wide<Registry>(); }
 [[maybe_unused]] const Registry& made_at_load = instance();
 
 int counted_on(const c10::Device& device) { return device.is_cuda() ? device.index() : -1; }
