@@ -214,6 +214,7 @@ constexpr Kernels all_kernels(std::index_sequence<kDType...>) {
   return {{kernels_of<static_cast<DType>(kDType)>()...}, copy_span};
 }
 
+// One source includes it at each level.  NOLINTNEXTLINE(misc-definitions-in-headers)
 constexpr Kernels kKernels =
     all_kernels(std::make_index_sequence<static_cast<size_t>(DType::count)>());
 
