@@ -1,4 +1,4 @@
-#include "errors.h"
+#include "../ops/errors.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <array>
 
-#include "../ops/errors.h"
 #include "../protocol/names.h"
+#include "bindings.h"
 
 namespace collx {
 

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "../ops/posting.h"
-#include "handle.h"
+#include "bindings.h"
 #include "plain_values.h"
 
 namespace collx {

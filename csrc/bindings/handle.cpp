@@ -1,5 +1,3 @@
-#include "handle.h"
-
 #include <pybind11/chrono.h>
 #include <pybind11/gil_simple.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -10,6 +8,7 @@
 #include <variant>
 
 #include "../distributed/work.h"
+#include "bindings.h"
 
 namespace collx {
 

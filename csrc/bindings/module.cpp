@@ -33,8 +33,6 @@
 #include "../protocol/names.h"
 #include "../protocol/partition.h"
 #include "bindings.h"
-#include "errors.h"
-#include "handle.h"
 
 namespace py = pybind11;
 
@@ -134,13 +132,6 @@ std::vector<std::string_view> algorithms(std::string_view op, bool multicast) {
     return row.algorithm != collx::Algorithm::automatic && (multicast || !row.multicast) &&
            collx::has_algorithm(*collective, row.algorithm);
   });
-}
-
-std::vector<std::string_view> tunable_algorithms(std::string_view op,
-                                                 const std::string& device_type, bool symmetric,
-                                                 bool deterministic) {
-  const auto device = device_type == "cuda" ? collx::DeviceKind::cuda : collx::DeviceKind::cpu;
-  return collx::tunable_algorithms(op, device, symmetric, deterministic);
 }
 
 py::tuple part_of(uint64_t numel, int world_size, int rank) {
@@ -289,9 +280,7 @@ void bind_communicator(py::module_& m) {
       .def_property(
           "pdl", [](const Communicator& c) { return pdl_name(c.pdl()); },
           [](Communicator& c, const std::string& level) { c.set_pdl(parse_pdl(level)); })
-      .def(
-          "set_timeout", [](Communicator& c, int64_t milliseconds) { c.set_timeout(milliseconds); },
-          py::arg("milliseconds"), NoGil())
+      .def("set_timeout", &Communicator::set_timeout, py::arg("milliseconds"), NoGil())
       .def_property("deterministic", &Communicator::deterministic, &Communicator::set_deterministic)
       .def_property_readonly("poisoned",
                              [](const Communicator& c) { return c.failure().has_value(); })
@@ -354,7 +343,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("algorithm"), py::arg("symmetric"));
   m.def("algorithms", &algorithms, py::arg("op"), py::arg("multicast") = false);
   m.def("tunable_operators", &collx::tunable_operators);
-  m.def("tunable_algorithms", &tunable_algorithms, py::arg("op"), py::arg("device_type"),
+  m.def("tunable_algorithms", &collx::tunable_algorithms, py::arg("op"), py::arg("device_type"),
         py::arg("symmetric"), py::arg("deterministic"));
   m.def(
       "make_by",
@@ -370,8 +359,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         collx::registry::look_up_by(call_python<&InPython::look_up, std::optional<c10::Device>>);
       },
       py::arg("function"));
-  m.def(
-      "lookup", [](std::string_view name) { return collx::registry::find(name); }, py::arg("name"));
+  m.def("lookup", &collx::registry::find, py::arg("name"));
   collx::bind_functions(m);
   collx::bind_handle(m);
   collx::bind_backend(m);

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "bindings.h"
-#include "errors.h"
 
 namespace collx {
 

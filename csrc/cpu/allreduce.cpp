@@ -1,5 +1,4 @@
-#include "allreduce.h"
-
+#include "calls.h"
 #include "collectives/bodies.h"
 #include "collectives/collectives.h"
 #include "simd/float_environment.h"

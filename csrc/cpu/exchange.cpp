@@ -1,7 +1,6 @@
-#include "exchange.h"
-
 #include <cstring>
 
+#include "calls.h"
 #include "collectives/bodies.h"
 #include "collectives/messages.h"
 #include "simd/float_environment.h"

@@ -1,7 +1,6 @@
-#include "norm.h"
-
 #include <cstring>
 
+#include "calls.h"
 #include "collectives/bodies.h"
 #include "collectives/norm_steps.h"
 #include "simd/float_environment.h"

@@ -1,26 +1,9 @@
-#include "region.h"
-
 #include <cstring>
-#include <stdexcept>
-#include <string>
 
+#include "calls.h"
 #include "control.h"
 
 namespace collx::cpu {
-
-CpuLayout layout(int world, uint64_t payload_bytes) {
-  if (world < 1 || world > kMaxCpuRanks) {
-    throw std::invalid_argument("world size " + std::to_string(world) + ": from 1 to " +
-                                std::to_string(kMaxCpuRanks) + " ranks are accepted on CPU");
-  }
-  const CpuLayout layout = cpu_layout(world, payload_bytes);
-  if (layout.total_bytes > payload_bytes) {
-    throw std::invalid_argument("payload_bytes " + std::to_string(payload_bytes) + ": at least " +
-                                std::to_string(smallest_cpu_region(world)) +
-                                " bytes are needed for " + std::to_string(world) + " ranks on CPU");
-  }
-  return layout;
-}
 
 void set_epochs(char* region, const CpuLayout& layout, uint32_t epoch) {
   for (size_t c = 0; c < kAreas; ++c) {

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "../protocol/uses.h"
-#include "allreduce.h"
+#include "calls.h"
 #include "collectives/reduce_local.cuh"
 #include "launch.h"
 #include "transports/lanes.cuh"

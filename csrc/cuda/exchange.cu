@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "../protocol/uses.h"
+#include "calls.h"
 #include "collectives/device_rows.cuh"
-#include "exchange.h"
 #include "launch.h"
 #include "transports/lanes.cuh"
 

@@ -3,8 +3,8 @@
 #include <bit>
 
 #include "arguments/norm_arguments.cuh"
+#include "calls.h"
 #include "launch.h"
-#include "norm.h"
 
 namespace collx::cuda {
 namespace {

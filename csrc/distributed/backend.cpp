@@ -18,6 +18,7 @@ namespace {
 
 using c10d::OpType;
 using Tensors = Backend::Tensors;
+using Pending = Backend::Pending;
 
 /// PyTorch passes lists, because a process could once have several devices.
 template <typename T>
@@ -192,10 +193,9 @@ c10::intrusive_ptr<Work> Backend::begin(OpType type, const char* title, const Te
   return c10::make_intrusive<Work>(rank_, type, number, title, inputs);
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::finish(c10::intrusive_ptr<Work> work, const Calls& calls,
-                                               const std::shared_ptr<Communicator>& communicator,
-                                               const Tensors& results,
-                                               PostedCall::Timeout host_waits) {
+Pending Backend::finish(c10::intrusive_ptr<Work> work, const Calls& calls,
+                        const std::shared_ptr<Communicator>& communicator, const Tensors& results,
+                        PostedCall::Timeout host_waits) {
   std::shared_ptr<Ending> ending;
   if (hooks_->any()) [[unlikely]]
     ending = Ending::report(hooks_, communicator, calls.posted());
@@ -220,8 +220,8 @@ void Backend::carry_out(const std::shared_ptr<Communicator>& communicator, F mak
 }
 
 template <typename F>
-c10::intrusive_ptr<c10d::Work> Backend::work(OpType type, const char* title, const Tensors& inputs,
-                                             bool async, const Tensors& results, F make) {
+Pending Backend::work(OpType type, const char* title, const Tensors& inputs, bool async,
+                      const Tensors& results, F make) {
   auto begun = begin(type, title, inputs);
   const at::Tensor& one = inputs.empty() ? results.at(0) : inputs[0];
   const std::shared_ptr<Communicator>& communicator = place(one.device()).communicator;
@@ -236,7 +236,7 @@ c10::intrusive_ptr<c10d::Work> Backend::work(OpType type, const char* title, con
   return finish(std::move(begun), calls, communicator, results);
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::kept(c10::Device device, const Pending& pending) {
+Pending Backend::kept(c10::Device device, const Pending& pending) {
   if (coalesced_) {
     // To query a CUDA work, its device must be the current one.
     if (!coalesced_->device || device.is_cuda()) coalesced_->device = device;
@@ -252,7 +252,7 @@ c10::intrusive_ptr<c10d::Work> Backend::kept(c10::Device device, const Pending& 
 
 void Backend::startCoalescing() { coalesced_.emplace(); }
 
-c10::intrusive_ptr<c10d::Work> Backend::endCoalescing() {
+Pending Backend::endCoalescing() {
   TORCH_CHECK(coalesced_.has_value(), "collx: coalescing ends without a start");
   Coalesced all = *std::exchange(coalesced_, std::nullopt);
   if (all.grouped != nullptr) {
@@ -272,8 +272,7 @@ c10::intrusive_ptr<c10d::Work> Backend::endCoalescing() {
 
 // --- collectives ------------------------------------------------------------------------------
 
-c10::intrusive_ptr<c10d::Work> Backend::allreduce(Tensors& tensors,
-                                                  const c10d::AllreduceOptions& o) {
+Pending Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& o) {
   const at::Tensor& tensor = only("all_reduce", tensors);
   auto reduction = reduction_of(o.reduceOp, tensor);
   if (!reduction || !serves(tensor.device())) {
@@ -284,14 +283,12 @@ c10::intrusive_ptr<c10d::Work> Backend::allreduce(Tensors& tensors,
   });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::allreduce_sparse(Tensors& tensors,
-                                                         const c10d::AllreduceOptions& o) {
+Pending Backend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& o) {
   const c10::Device device = only("all_reduce", tensors).device();
   return kept(device, inner(device).allreduce_sparse(tensors, o));
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::allreduce_coalesced(
-    Tensors& tensors, const c10d::AllreduceCoalescedOptions& o) {
+Pending Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& o) {
   TORCH_CHECK_VALUE(!tensors.empty(), "collx: all_reduce_coalesced: got no tensor");
   std::vector<Reduction> reductions;
   for (const at::Tensor& tensor : tensors) {
@@ -310,7 +307,7 @@ c10::intrusive_ptr<c10d::Work> Backend::allreduce_coalesced(
               });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& o) {
+Pending Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& o) {
   const at::Tensor& tensor = only("reduce", tensors);
   auto reduction = reduction_of(o.reduceOp, tensor);
   if (!reduction || !serves(tensor.device())) {
@@ -321,8 +318,7 @@ c10::intrusive_ptr<c10d::Work> Backend::reduce(Tensors& tensors, const c10d::Red
   });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::broadcast(Tensors& tensors,
-                                                  const c10d::BroadcastOptions& o) {
+Pending Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& o) {
   at::Tensor& tensor = only("broadcast", tensors);
   if (!serves(tensor.device())) {
     return kept(tensor.device(), inner("broadcast", tensors).broadcast(tensors, o));
@@ -331,8 +327,7 @@ c10::intrusive_ptr<c10d::Work> Backend::broadcast(Tensors& tensors,
               [&](Calls& c) { c([&] { operators::broadcast_(tensor, o.rootRank, c.name); }); });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::allgather(TensorLists& outputs, Tensors& inputs,
-                                                  const c10d::AllgatherOptions& o) {
+Pending Backend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& o) {
   const at::Tensor& input = only("all_gather", inputs);
   const Tensors& to = only("all_gather", outputs);
   if (!serves(input.device())) {
@@ -342,8 +337,8 @@ c10::intrusive_ptr<c10d::Work> Backend::allgather(TensorLists& outputs, Tensors&
               [&](Calls& c) { c.allgather(input, to); });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                        const c10d::AllgatherOptions& o) {
+Pending Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                 const c10d::AllgatherOptions& o) {
   if (!serves(input.device())) {
     at::Tensor from = for_gloo("all_gather", "input", input);
     at::Tensor to = for_gloo("all_gather", "output", output);
@@ -353,8 +348,8 @@ c10::intrusive_ptr<c10d::Work> Backend::_allgather_base(at::Tensor& output, at::
               [&](Calls& c) { c.allgather(input, output); });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
-                                                            const c10d::AllgatherOptions& o) {
+Pending Backend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                     const c10d::AllgatherOptions& o) {
   TORCH_CHECK_VALUE(!inputs.empty(), "collx: all_gather_coalesced: got no tensor");
   if (!serves(inputs[0].device())) {
     return kept(inputs[0].device(),
@@ -378,8 +373,8 @@ c10::intrusive_ptr<c10d::Work> Backend::allgather_coalesced(TensorLists& outputs
               });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::allgather_into_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& o) {
+Pending Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                 const c10d::AllgatherOptions& o) {
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(),
                     "collx: all_gather_into_tensor_coalesced: got ", inputs.size(), " inputs and ",
                     outputs.size(), " outputs; accepted: one for each other");
@@ -393,8 +388,8 @@ c10::intrusive_ptr<c10d::Work> Backend::allgather_into_tensor_coalesced(
               });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
-                                                       const c10d::ReduceScatterOptions& o) {
+Pending Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                const c10d::ReduceScatterOptions& o) {
   const at::Tensor& output = only("reduce_scatter", outputs);
   const Tensors& from = only("reduce_scatter", inputs);
   const auto reduction = reduction_of(o.reduceOp, output);
@@ -407,8 +402,8 @@ c10::intrusive_ptr<c10d::Work> Backend::reduce_scatter(Tensors& outputs, TensorL
               [&](Calls& c) { c.reducescatter(from, output, *reduction, o.reduceOp); });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                             const c10d::ReduceScatterOptions& o) {
+Pending Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                      const c10d::ReduceScatterOptions& o) {
   const auto reduction = reduction_of(o.reduceOp, output);
   if (!reduction || !serves(output.device())) {
     at::Tensor from = for_gloo("reduce_scatter", "input", input);
@@ -419,8 +414,8 @@ c10::intrusive_ptr<c10d::Work> Backend::_reduce_scatter_base(at::Tensor& output,
               {output}, [&](Calls& c) { c.reducescatter(input, *reduction, o.reduceOp); });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::reduce_scatter_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& o) {
+Pending Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                 const c10d::ReduceScatterOptions& o) {
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(),
                     "collx: reduce_scatter_tensor_coalesced: got ", inputs.size(), " inputs and ",
                     outputs.size(), " outputs; accepted: one for each other");
@@ -441,8 +436,7 @@ c10::intrusive_ptr<c10d::Work> Backend::reduce_scatter_tensor_coalesced(
               });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::gather(TensorLists& outputs, Tensors& inputs,
-                                               const c10d::GatherOptions& o) {
+Pending Backend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& o) {
   const at::Tensor& input = only("gather", inputs);
   if (!serves(input.device())) {
     return kept(input.device(), inner(input.device()).gather(outputs, inputs, o));
@@ -452,8 +446,8 @@ c10::intrusive_ptr<c10d::Work> Backend::gather(TensorLists& outputs, Tensors& in
               [&](Calls& c) { c.gather(input, to, o.rootRank); });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::gather_into_tensor(at::Tensor& output, at::Tensor& input,
-                                                           const c10d::GatherOptions& o) {
+Pending Backend::gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                                    const c10d::GatherOptions& o) {
   const Tensors results = rank_ == o.rootRank ? Tensors{output} : Tensors{};
   if (!serves(input.device())) {
     TensorLists lists;
@@ -465,8 +459,7 @@ c10::intrusive_ptr<c10d::Work> Backend::gather_into_tensor(at::Tensor& output, a
               [&](Calls& c) { c.gather(input, output, o.rootRank); });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::scatter(Tensors& outputs, TensorLists& inputs,
-                                                const c10d::ScatterOptions& o) {
+Pending Backend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& o) {
   const at::Tensor& output = only("scatter", outputs);
   if (!serves(output.device())) {
     return kept(output.device(), inner(output.device()).scatter(outputs, inputs, o));
@@ -476,8 +469,7 @@ c10::intrusive_ptr<c10d::Work> Backend::scatter(Tensors& outputs, TensorLists& i
               [&](Calls& c) { c.scatter(from, output, o.rootRank); });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::alltoall(Tensors& outputs, Tensors& inputs,
-                                                 const c10d::AllToAllOptions& o) {
+Pending Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& o) {
   const auto ranks = static_cast<size_t>(size_);
   TORCH_CHECK_VALUE(inputs.size() == ranks && outputs.size() == ranks, "collx: all_to_all: got ",
                     inputs.size(), " inputs and ", outputs.size(),
@@ -489,10 +481,9 @@ c10::intrusive_ptr<c10d::Work> Backend::alltoall(Tensors& outputs, Tensors& inpu
               [&](Calls& c) { c.alltoall(inputs, outputs); });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                                      std::vector<int64_t>& output_splits,
-                                                      std::vector<int64_t>& input_splits,
-                                                      const c10d::AllToAllOptions& o) {
+Pending Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                               std::vector<int64_t>& output_splits,
+                               std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& o) {
   if (!serves(input.device())) {
     return kept(input.device(),
                 inner(input.device()).alltoall_base(output, input, output_splits, input_splits, o));
@@ -501,7 +492,7 @@ c10::intrusive_ptr<c10d::Work> Backend::alltoall_base(at::Tensor& output, at::Te
               [&](Calls& c) { c.alltoall(input, output, input_splits, output_splits); });
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::barrier(const c10d::BarrierOptions& o) {
+Pending Backend::barrier(const c10d::BarrierOptions& o) {
   // PyTorch does not pass o.device on.
   c10::Device device = getBoundDeviceId().value_or(c10::kCPU);
   if (!o.device_ids.empty() && at::hasCUDA()) {
@@ -525,32 +516,26 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_rank
 
 // --- point to point, through the inner group --------------------------------------------------
 
-namespace {
-
-/// In a coalesced group of calls, the inner backend starts coalescing at its first call.
-c10d::Backend& begun(c10d::Backend& inner, c10d::Backend** grouped) {
-  if (grouped != nullptr && *grouped == nullptr && inner.supportsCoalescing()) {
-    inner.startCoalescing();
-    *grouped = &inner;
+c10d::Backend& Backend::grouped(c10::Device device) {
+  c10d::Backend& backend = inner(device);
+  if (coalesced_ && coalesced_->grouped == nullptr && backend.supportsCoalescing()) {
+    backend.startCoalescing();
+    coalesced_->grouped = &backend;
   }
-  return inner;
+  return backend;
 }
 
-}  // namespace
-
-c10::intrusive_ptr<c10d::Work> Backend::send(Tensors& tensors, int to, int tag) {
+Pending Backend::send(Tensors& tensors, int to, int tag) {
   const c10::Device device = only("send", tensors).device();
-  c10d::Backend** const grouped = coalesced_ ? &coalesced_->grouped : nullptr;
-  return kept(device, begun(inner(device), grouped).send(tensors, to, tag));
+  return kept(device, grouped(device).send(tensors, to, tag));
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::recv(Tensors& tensors, int from, int tag) {
+Pending Backend::recv(Tensors& tensors, int from, int tag) {
   const c10::Device device = only("recv", tensors).device();
-  c10d::Backend** const grouped = coalesced_ ? &coalesced_->grouped : nullptr;
-  return kept(device, begun(inner(device), grouped).recv(tensors, from, tag));
+  return kept(device, grouped(device).recv(tensors, from, tag));
 }
 
-c10::intrusive_ptr<c10d::Work> Backend::recvAnysource(Tensors& tensors, int tag) {
+Pending Backend::recvAnysource(Tensors& tensors, int tag) {
   const c10::Device device = only("recv", tensors).device();
   return kept(device, inner(device).recvAnysource(tensors, tag));
 }

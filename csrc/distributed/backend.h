@@ -151,16 +151,16 @@ class C10_EXPORT Backend final : public c10d::Backend {
 #ifdef C10D_BACKEND_HAS_HOOKS
   bool supportsAbortHooks() const override { return true; }
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override {
-    hooks_->on_failure(id, std::move(hook));
+    hooks_->failed.add(id, std::move(hook));
   }
-  void unregisterAbortHook(int64_t id) override { hooks_->drop_failure(id); }
+  void unregisterAbortHook(int64_t id) override { hooks_->failed.drop(id); }
 #endif
 #if COLLX_COMPLETION_HOOKS
   bool supportsCompletionHooks() const override { return true; }
   void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override {
-    hooks_->on_completion(id, [hook = std::move(hook)](uint64_t key) { hook({key, {}}); });
+    hooks_->completed.add(id, [hook = std::move(hook)](uint64_t key) { hook({key, {}}); });
   }
-  void unregisterCompletionHook(int64_t id) override { hooks_->drop_completion(id); }
+  void unregisterCompletionHook(int64_t id) override { hooks_->completed.drop(id); }
 #endif
 
   /// Makes the calls in progress fail on this rank and on the other ranks, whose errors name this
@@ -183,6 +183,8 @@ class C10_EXPORT Backend final : public c10d::Backend {
   /// For calls for which Gloo takes the memory of each tensor as a dense array, without a check: it
   /// would read and write elements that are not the tensor's. Raises ValueError for such tensors.
   c10d::Backend& inner(const char* op, const Tensors& tensors) const;
+  /// In a coalesced group of calls, the inner backend starts coalescing at its first call.
+  c10d::Backend& grouped(c10::Device device);
   std::vector<std::shared_ptr<Communicator>> communicators() const;
 
   /// Runs `make`, which makes calls, and returns them as one work object. A profiler shows its

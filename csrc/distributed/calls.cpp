@@ -111,20 +111,22 @@ Reduction reduction_for(const Reduction& to, const c10d::ReduceOp& op, const at:
   return *std::move(from);
 }
 
-}  // namespace
-
 bool same_sizes(const Tensors& tensors) {
   return std::ranges::all_of(tensors, [&](const at::Tensor& tensor) {
     return tensor.numel() == tensors[0].numel() && tensor.scalar_type() == tensors[0].scalar_type();
   });
 }
 
+/// A contiguous tensor as one axis. Raises ValueError, which names the collective and the argument,
+/// if the tensor is not contiguous.
 at::Tensor flat(const char* op, const char* argument, const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.is_contiguous(), "collx: ", op, ": ", argument,
                     ": got a tensor that is not contiguous; accepted: a contiguous one");
   return tensor.view({-1});
 }
 
+/// The memory of the tensors as one flat tensor, if they are dense, have equal sizes, and are
+/// adjacent in one storage.
 std::optional<at::Tensor> as_one(const Tensors& tensors) {
   const at::Tensor& first = tensors[0];
   if (!same_sizes(tensors) || !first.is_contiguous()) return std::nullopt;
@@ -140,12 +142,15 @@ std::optional<at::Tensor> as_one(const Tensors& tensors) {
                           first.storage_offset());
 }
 
+/// The values of the tensors in one flat tensor, which is a copy unless as_one() succeeds.
 at::Tensor flattened(const Tensors& tensors) {
   if (auto one = as_one(tensors)) return *std::move(one);
   Tensors rows;
   for (const at::Tensor& tensor : tensors) rows.push_back(tensor.reshape({-1}));
   return at::cat(rows);
 }
+
+}  // namespace
 
 Calls::Target Calls::target_of(const Tensors& outputs) {
   if (auto one = as_one(outputs)) return {*std::move(one), {}};

@@ -27,16 +27,6 @@ struct Reduction {
 /// the dtype.
 std::optional<Reduction> reduction_of(const c10d::ReduceOp& op, const at::Tensor& tensor);
 
-/// The memory of the tensors as one flat tensor, if they are dense, have equal sizes, and are
-/// adjacent in one storage.
-std::optional<at::Tensor> as_one(const std::vector<at::Tensor>& tensors);
-/// The values of the tensors in one flat tensor, which is a copy unless as_one() succeeds.
-at::Tensor flattened(const std::vector<at::Tensor>& tensors);
-/// A contiguous tensor as one axis. Raises ValueError, which names the collective and the argument,
-/// if the tensor is not contiguous.
-at::Tensor flat(const char* op, const char* argument, const at::Tensor& tensor);
-bool same_sizes(const std::vector<at::Tensor>& tensors);
-
 /// Makes calls on one communicator, posted or synchronous.
 class Calls {
  public:

@@ -14,6 +14,7 @@
 #include "../ops/call.h"
 #include "../ops/communicator.h"
 #include "../ops/enqueue.h"
+#include "../ops/process_wide.h"
 #if COLLX_CUDA
 #include <cuda_runtime_api.h>
 
@@ -60,6 +61,9 @@ class Poller {
  public:
   std::mutex mutex;
 
+  /// A child has no thread.
+  static Poller* in_child() { return new Poller; }
+
   void add(Awaited one) {
     const std::lock_guard held(mutex);
     if (!runs_) std::thread([this] { run(); }).detach();
@@ -102,22 +106,7 @@ class Poller {
   bool runs_ = false;
 };
 
-Poller*& poller();
-
-// Like the watchdog: the lock is held across fork(), and a child has no thread.
-void before_fork_of_poller() { poller()->mutex.lock(); }
-void after_fork_in_parent_of_poller() { poller()->mutex.unlock(); }
-void after_fork_in_child_of_poller() { poller() = new Poller; }
-
-Poller*& poller() {
-  // Never destroyed: the thread runs until the process ends.
-  static Poller* instance = [] {
-    pthread_atfork(before_fork_of_poller, after_fork_in_parent_of_poller,
-                   after_fork_in_child_of_poller);
-    return new Poller;
-  }();
-  return instance;
-}
+Poller& poller() { return process_wide<Poller>(); }
 
 }  // namespace
 
@@ -145,10 +134,10 @@ std::shared_ptr<Ending> Ending::report(const std::shared_ptr<Hooks>& hooks,
     } else {  // runs immediately, with the stream of the calls as the current stream
       posted.back()->when_completed([&](const std::exception_ptr&) { ending->mark(); });
     }
-    poller()->add({device, hooks, {ending->key}, [ending] {
-                     if (!ending->reached()) return End::none;
-                     return ending->failed() ? End::failed : End::completed;
-                   }});
+    poller().add({device, hooks, {ending->key}, [ending] {
+                    if (!ending->reached()) return End::none;
+                    return ending->failed() ? End::failed : End::completed;
+                  }});
   } else if (posted.empty()) {
     hooks->completed(ending->key);
   } else {
@@ -156,7 +145,7 @@ std::shared_ptr<Ending> Ending::report(const std::shared_ptr<Hooks>& hooks,
         [hooks, device, key = ending->key](const std::exception_ptr& error) {
           if (!error) return hooks->completed(key);
           // The hook may take Python's lock, for which the poster's thread must not wait.
-          poller()->add({device, hooks, {}, [] { return End::failed; }});
+          poller().add({device, hooks, {}, [] { return End::failed; }});
         });
   }
   return ending;
@@ -165,17 +154,17 @@ std::shared_ptr<Ending> Ending::report(const std::shared_ptr<Hooks>& hooks,
 void report_end(std::shared_ptr<Hooks> hooks, std::vector<c10::intrusive_ptr<c10d::Work>> works,
                 std::vector<uint64_t> keys, c10::Device device) {
   if (captures(device)) return;
-  poller()->add({device, std::move(hooks), std::move(keys), [works = std::move(works), device] {
-                   for (const auto& work : works) {
-                     if (work->isCompleted()) continue;
-                     // A send of Gloo only completes when a caller waits for it.
-                     const bool given_up = device.is_cpu() && work.use_count() == 1;
-                     return given_up ? End::unknown : End::none;
-                   }
-                   const bool fine = std::ranges::all_of(
-                       works, [](const auto& work) { return work->isSuccess(); });
-                   return fine ? End::completed : End::failed;
-                 }});
+  poller().add({device, std::move(hooks), std::move(keys), [works = std::move(works), device] {
+                  for (const auto& work : works) {
+                    if (work->isCompleted()) continue;
+                    // A send of Gloo only completes when a caller waits for it.
+                    const bool given_up = device.is_cpu() && work.use_count() == 1;
+                    return given_up ? End::unknown : End::none;
+                  }
+                  const bool fine = std::ranges::all_of(
+                      works, [](const auto& work) { return work->isSuccess(); });
+                  return fine ? End::completed : End::failed;
+                }});
 }
 
 }  // namespace collx::distributed

@@ -1,45 +1,73 @@
 // Hooks of a group: functions that run when an operation has completed or has failed.
 //
-// PyTorch's Hooks.hpp specifies the contract. If no hook is registered, a call only reads one flag.
+// PyTorch's Hooks.hpp specifies the contract. If no hook is registered, a call only reads one
+// number.
 #pragma once
+
+#include <c10/util/Logging.h>
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <utility>
 
 namespace collx::distributed {
 
-class Hooks {
+/// The hooks of one event, and their number among those of all events.
+template <typename... Arguments>
+class EventHooks {
  public:
-  /// `key` identifies the work that has completed.
-  using Completed = std::function<void(uint64_t key)>;
-  using Failed = std::function<void()>;
+  using Hook = std::function<void(Arguments...)>;
 
-  bool any() const { return any_.load(std::memory_order_relaxed); }
+  explicit EventHooks(std::atomic<size_t>& registered) : registered_(registered) {}
 
-  void on_completion(int64_t id, Completed hook);
-  void on_failure(int64_t id, Failed hook);
-  void drop_completion(int64_t id);
-  void drop_failure(int64_t id);
+  void add(int64_t id, Hook hook) {
+    const std::lock_guard held(mutex_);
+    if (hooks_.emplace(id, std::move(hook)).second) registered_.fetch_add(1);
+  }
+  void drop(int64_t id) {
+    const std::lock_guard held(mutex_);
+    registered_.fetch_sub(hooks_.erase(id));
+  }
 
-  /// Run the hooks on the calling thread, without a lock, so that they may unregister themselves.
+  /// Runs the hooks on the calling thread, without a lock, so that they may unregister themselves.
   /// Exceptions of hooks are logged.
-  void completed(uint64_t key) const;
-  void failed() const;
-
-  /// Returns a key that differs from the keys of all other works, which are addresses.
-  uint64_t new_key() { return kOwn | keys_.fetch_add(1, std::memory_order_relaxed); }
+  void operator()(Arguments... arguments) const {
+    std::unique_lock held(mutex_);
+    const std::map<int64_t, Hook> hooks = hooks_;
+    held.unlock();
+    for (const auto& [id, hook] : hooks) {
+      try {
+        hook(arguments...);
+      } catch (const std::exception& error) {
+        LOG(ERROR) << "collx: a hook has failed: " << error.what();
+      } catch (...) {
+        LOG(ERROR) << "collx: a hook has failed";
+      }
+    }
+  }
 
  private:
-  static constexpr uint64_t kOwn = uint64_t{1} << 63;
-
-  std::atomic<bool> any_{false};
-  std::atomic<uint64_t> keys_{0};
+  std::atomic<size_t>& registered_;
   mutable std::mutex mutex_;
-  std::map<int64_t, Completed> completed_;
-  std::map<int64_t, Failed> failed_;
+  std::map<int64_t, Hook> hooks_;
+};
+
+class Hooks {
+  std::atomic<size_t> registered_{0};
+  std::atomic<uint64_t> keys_{0};
+
+ public:
+  EventHooks<uint64_t> completed{registered_};  // they get the key of the work
+  EventHooks<> failed{registered_};
+
+  bool any() const { return registered_.load(std::memory_order_relaxed) != 0; }
+
+  /// Returns a key that differs from the keys of all other works, which are addresses.
+  uint64_t new_key() { return uint64_t{1} << 63 | keys_.fetch_add(1, std::memory_order_relaxed); }
 };
 
 }  // namespace collx::distributed

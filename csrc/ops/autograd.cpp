@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "collectives.h"
 #include "derivative.h"
-#include "mapped.h"
 
 namespace collx {
 

@@ -1,11 +1,11 @@
-#include "../cpu/exchange.h"
+#include "../cpu/calls.h"
 #include "../protocol/names.h"
 #include "collectives.h"
 #include "enqueue.h"
 #include "fallback.h"
 #include "registry.h"
 #if COLLX_CUDA
-#include "../cuda/exchange.h"
+#include "../cuda/calls.h"
 #endif
 
 namespace collx {

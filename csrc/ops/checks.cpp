@@ -42,6 +42,23 @@ uint64_t end_of(const at::Tensor& tensor) {
          at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size());
 }
 
+ReduceOp check_reduce_op(const char* op, std::string_view name, DType dtype) {
+  const std::optional<ReduceOp> reduce_op = parse_reduce_op(name);
+  TORCH_CHECK_VALUE(reduce_op.has_value(), "collx.", op, ": reduce_op: got \"", name,
+                    "\"; accepted: ", c10::Join(", ", kReduceOpNames), ", product");
+  TORCH_CHECK_TYPE(*reduce_op != ReduceOp::avg || !is_integer(dtype), "collx.", op,
+                   ": reduce_op: got \"avg\" with dtype ", name_of(dtype),
+                   "; avg accepts floating-point dtypes, integers accept sum, max, min, prod");
+  return *reduce_op;
+}
+
+/// Raises TypeError unless the tensor is strided, with elements of whole bytes.
+void check_copyable(const char* op, const at::Tensor& input) {
+  TORCH_CHECK_TYPE(input.layout() == at::kStrided && !input.is_quantized(), "collx.", op,
+                   ": input: got a tensor of layout ", input.layout(), " and dtype ",
+                   dtype_name(input.scalar_type()), "; accepted: strided (dense) of any dtype");
+}
+
 }  // namespace
 
 DType check_dtype(const char* op, at::ScalarType type) {
@@ -58,16 +75,6 @@ DType check_dtype(const char* op, const char* argument, const at::Tensor& tensor
   TORCH_CHECK_TYPE(dtype.has_value(), "collx.", op, ": ", argument, ": got dtype ",
                    dtype_name(tensor.scalar_type()), "; accepted: ", c10::Join(", ", kDTypeNames));
   return *dtype;
-}
-
-ReduceOp check_reduce_op(const char* op, std::string_view name, DType dtype) {
-  const std::optional<ReduceOp> reduce_op = parse_reduce_op(name);
-  TORCH_CHECK_VALUE(reduce_op.has_value(), "collx.", op, ": reduce_op: got \"", name,
-                    "\"; accepted: ", c10::Join(", ", kReduceOpNames), ", product");
-  TORCH_CHECK_TYPE(*reduce_op != ReduceOp::avg || !is_integer(dtype), "collx.", op,
-                   ": reduce_op: got \"avg\" with dtype ", name_of(dtype),
-                   "; avg accepts floating-point dtypes, integers accept sum, max, min, prod");
-  return *reduce_op;
 }
 
 Algorithm check_algorithm(const char* op, Collective collective, std::string_view name) {
@@ -93,17 +100,11 @@ CallCore check_core(const Arguments& a) {
     core.dtype = check_dtype(op, "input", a.input);
     core.reduce_op = check_reduce_op(op, a.reduce_op, core.dtype);
   } else {
-    check_copyable(op, "input", a.input);
+    check_copyable(op, a.input);
   }
   core.algorithm = check_algorithm(op, a.collective, a.algorithm);
   core.max_blocks = check_max_blocks(op, a.max_blocks);
   return core;
-}
-
-void check_copyable(const char* op, const char* argument, const at::Tensor& tensor) {
-  TORCH_CHECK_TYPE(tensor.layout() == at::kStrided && !tensor.is_quantized(), "collx.", op, ": ",
-                   argument, ": got a tensor of layout ", tensor.layout(), " and dtype ",
-                   dtype_name(tensor.scalar_type()), "; accepted: strided (dense) of any dtype");
 }
 
 void check_root(const char* op, int64_t root, int world_size) {

@@ -18,17 +18,12 @@ namespace collx {
 DType check_dtype(const char* op, const char* argument, const at::Tensor& tensor);
 DType check_dtype(const char* op, at::ScalarType dtype);
 
-ReduceOp check_reduce_op(const char* op, std::string_view name, DType dtype);
 /// Raises ValueError unless the collective has an algorithm of that name.
 Algorithm check_algorithm(const char* op, Collective collective, std::string_view name);
 int check_max_blocks(const char* op, int64_t max_blocks);
 
 /// Checks and converts the strings and numbers of a call. The root is not checked.
 CallCore check_core(const Arguments& arguments);
-
-/// Raises TypeError unless the tensor can be copied: it must be strided, with elements of whole
-/// bytes.
-void check_copyable(const char* op, const char* argument, const at::Tensor& tensor);
 
 /// Raises unless the root is a rank of the communicator.
 void check_root(const char* op, int64_t root, int world_size);

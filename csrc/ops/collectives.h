@@ -1,5 +1,5 @@
-// The operators of one collective on one tensor, and the barrier: kernels below autograd, and Meta
-// kernels.
+// The operators of one collective on one tensor, also with an epilogue, the epilogue alone, and the
+// barrier: kernels below autograd, and Meta kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -50,6 +50,18 @@ Results exchange(const Operator& op, const Arguments& arguments);
 Results exchange_meta(const Operator& op, const Arguments& arguments);
 Results exchange_device_splits(const Operator& op, const Arguments& arguments);
 Results exchange_device_splits_meta(const Operator& op, const Arguments& arguments);
+
+/// The position of the result in the reduced tensor, of which it may be this rank's part.
+Origin origin_of(const Arguments& arguments);
+
+Results reduce_and_map(const Operator& op, const Arguments& arguments);
+Results reduce_and_map_meta(const Operator& op, const Arguments& arguments);
+
+/// Applies the epilogue to a tensor that begins at `start` along `axis` in the tensor to which
+/// coordinates refer.
+Results apply_epilogue(const Operator& op, const Arguments& arguments);
+Results apply_epilogue_meta(const Operator& op, const Arguments& arguments);
+
 /// Returns after all ranks have called it.
 Results barrier(const Operator& op, const Arguments& arguments);
 

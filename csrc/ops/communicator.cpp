@@ -21,17 +21,10 @@ namespace {
 
 void check_options(const CommunicatorOptions& o) {
   TORCH_CHECK_VALUE(!o.name.empty(), "collx: name: got \"\"; accepted: any other string");
-  TORCH_CHECK_VALUE(o.device.is_cpu() || o.device.is_cuda(), "collx: device: got ", o.device,
-                    "; accepted: cpu, cuda");
-#if !COLLX_CUDA
-  TORCH_CHECK_NOT_IMPLEMENTED(o.device.is_cpu(), "collx: device: got ", o.device,
-                              "; this build has no CUDA kernels");
-#endif
+  check_device(o.device);
   TORCH_CHECK_VALUE(o.device.is_cpu() || o.device.has_index(), "collx: device: got ", o.device,
                     "; a CUDA device needs its index");
-  const int most = o.device.is_cpu() ? kMaxCpuRanks : kMaxCudaRanks;
-  TORCH_CHECK_VALUE(o.world_size >= 1 && o.world_size <= most, "collx: world_size: got ",
-                    o.world_size, "; accepted on ", o.device.type(), ": 1 to ", most);
+  check_world(o.device.type(), o.world_size);
   TORCH_CHECK_VALUE(o.rank >= 0 && o.rank < o.world_size, "collx: rank: got ", o.rank,
                     "; accepted: 0 to ", o.world_size - 1);
   TORCH_CHECK_VALUE(o.regions.empty() || o.regions.size() == static_cast<size_t>(o.world_size),
@@ -53,6 +46,21 @@ void check_room(uint64_t needed, uint64_t least, int world_size, uint64_t payloa
 }
 
 }  // namespace
+
+void check_device(c10::Device device) {
+  TORCH_CHECK_VALUE(device.is_cpu() || device.is_cuda(), "collx: device: got ", device,
+                    "; accepted: cpu, cuda");
+#if !COLLX_CUDA
+  TORCH_CHECK_NOT_IMPLEMENTED(device.is_cpu(), "collx: device: got ", device,
+                              "; this build has no CUDA kernels");
+#endif
+}
+
+void check_world(c10::DeviceType device, int world_size) {
+  const int most = device == c10::DeviceType::CPU ? kMaxCpuRanks : kMaxCudaRanks;
+  TORCH_CHECK_VALUE(world_size >= 1 && world_size <= most, "collx: world_size: got ", world_size,
+                    "; accepted on ", device, ": 1 to ", most);
+}
 
 CpuLayout require_cpu_layout(int world_size, uint64_t payload_bytes) {
   const CpuLayout layout = cpu_layout(world_size, payload_bytes);

@@ -61,6 +61,10 @@ struct CommunicatorOptions {
   c10::intrusive_ptr<c10::intrusive_ptr_target> fallback_group = {};
 };
 
+/// Raises unless this build supports the device.
+void check_device(c10::Device device);
+void check_world(c10::DeviceType device, int world_size);
+
 /// The layouts, which every rank computes equally. Raises ValueError if a region would be too
 /// small.
 CpuLayout require_cpu_layout(int world_size, uint64_t payload_bytes);

@@ -4,13 +4,13 @@
 
 #include <array>
 
-#include "../cpu/exchange.h"
+#include "../cpu/calls.h"
 #include "epilogue.h"
 #include "profiling.h"
 #if COLLX_CUDA
 #include <c10/cuda/CUDAStream.h>
 
-#include "../cuda/exchange.h"
+#include "../cuda/calls.h"
 #endif
 
 namespace collx {
@@ -153,9 +153,6 @@ bool carry_out(const Launch& launch) {
 
 }  // namespace
 
-Places CallRequest::locate(Communicator&) const { return {}; }
-void CallRequest::run_alone(const Launch&) {}
-void CallRequest::finish() const {}
 #if COLLX_CUDA
 void CallRequest::copy(const CudaView&, cuda::CopyStreams&, cuda::Stream) const {
   TORCH_INTERNAL_ASSERT(false, "collx.", op_, " has no copies");

@@ -45,9 +45,9 @@ class CallRequest {
   virtual void own() {}
 
   /// Finds the memory that peers may access, and checks the requirements of the algorithm.
-  virtual Places locate(Communicator& communicator) const;
+  virtual Places locate(Communicator& /*communicator*/) const { return {}; }
   /// Executes the whole call of a single rank. Called only if needs_no_peers().
-  virtual void run_alone(const Launch& launch);
+  virtual void run_alone(const Launch& /*launch*/) {}
   /// Fills in the plan, the descriptor and the mapped addresses.
   virtual Call& plan(const Launch& launch, const Places& places) = 0;
   /// Runs the kernels of the plan. On the CPU, returns false if the communicator has failed.
@@ -78,7 +78,7 @@ class CallRequest {
 
  protected:
   /// Runs the operator's own work that follows the collective. Called only if has_rest_.
-  virtual void finish() const;
+  virtual void finish() const {}
 
   /// `op` must live as long as the process.
   CallRequest(const char* op, Algorithm asked) : op_(op), asked_(asked) {}

@@ -3,7 +3,6 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/arange.h>
-#include <pthread.h>
 
 #include <functional>
 #include <mutex>
@@ -13,6 +12,7 @@
 #include "../cpu/simd/float_environment.h"
 #include "../protocol/names.h"
 #include "checks.h"
+#include "process_wide.h"
 
 namespace collx {
 
@@ -27,20 +27,14 @@ using Known =
 struct Table {
   std::mutex mutex;
   Known known[static_cast<size_t>(DType::count)];
+
+  Table* in_child() {
+    mutex.unlock();
+    return this;
+  }
 };
 
-// Never destroyed, since threads may look up expressions at any point during exit. The lock is held
-// across fork(), so that a child never inherits it locked by a thread that does not exist in the
-// child.
-Table& table() {
-  static auto* const kept = new Table;
-  [[maybe_unused]] static const int registered = pthread_atfork(
-      [] { kept->mutex.lock(); }, [] { kept->mutex.unlock(); }, [] { kept->mutex.unlock(); });
-  return *kept;
-}
-
-// Created when the library is loaded. A child that was forked while another thread created it would
-// wait forever.
+Table& table() { return process_wide<Table>(); }
 [[maybe_unused]] const Table& table_at_load = table();
 
 }  // namespace

@@ -49,18 +49,13 @@ void write_sizes(std::ostream& out, const CallDescriptor& call) {
 /// Writes the options of the collective in parentheses.
 void write_options(std::ostream& out, const CallDescriptor& call) {
   const char* separator = "(";
-  if (is_reduction(call.collective)) {
-    out << separator << safe_name(kReduceOpNames, call.reduce_op);
+  const auto write = [&](std::string_view name, const auto& value) {
+    out << separator << name << value;
     separator = ", ";
-  }
-  if (call.root >= 0) {
-    out << separator << "root " << call.root;
-    separator = ", ";
-  }
-  if (call.axis >= 0) {
-    out << separator << "axis " << static_cast<int>(call.axis);
-    separator = ", ";
-  }
+  };
+  if (is_reduction(call.collective)) write("", safe_name(kReduceOpNames, call.reduce_op));
+  if (call.root >= 0) write("root ", call.root);
+  if (call.axis >= 0) write("axis ", static_cast<int>(call.axis));
   if (separator[0] != '(') out << ')';
 }
 

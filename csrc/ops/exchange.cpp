@@ -4,16 +4,14 @@
 #include <array>
 #include <iterator>
 
-#include "../cpu/allreduce.h"
-#include "../cpu/exchange.h"
+#include "../cpu/calls.h"
 #include "../protocol/names.h"
 #include "checks.h"
 #include "enqueue.h"
 #include "epilogue_kernels.h"
 #include "fallback.h"
 #if COLLX_CUDA
-#include "../cuda/allreduce.h"
-#include "../cuda/exchange.h"
+#include "../cuda/calls.h"
 #endif
 
 namespace collx {

@@ -8,12 +8,12 @@
 #include <cstring>
 #include <vector>
 
-#include "../cpu/allreduce.h"
+#include "../cpu/calls.h"
 #include "bounded_gather.h"
 #if COLLX_CUDA
 #include <c10/cuda/CUDAStream.h>
 
-#include "../cuda/allreduce.h"
+#include "../cuda/calls.h"
 #endif
 
 namespace collx {

@@ -2,14 +2,14 @@
 #include <algorithm>
 #include <array>
 
-#include "../cpu/norm.h"
+#include "../cpu/calls.h"
 #include "../protocol/partition.h"
 #include "bounded_gather.h"
 #include "fallback.h"
 #if COLLX_CUDA
 #include <c10/cuda/CUDAStream.h>
 
-#include "../cuda/norm.h"
+#include "../cuda/calls.h"
 #endif
 
 namespace collx {

@@ -17,32 +17,19 @@
 #include <utility>
 #include <vector>
 
+#include "../memory/unique_fd.h"
+
 namespace collx::kernel_cache {
 
 namespace {
 
 namespace fs = std::filesystem;
+using memory::UniqueFd;
 
 // A file contains the hash of the code, followed by the code, so that damaged files are detected.
 constexpr size_t kHashLength = 40;
 constexpr std::string_view kTemporary = ".writing-";
 constexpr time_t kAbandoned = 3600;  // seconds after which a temporary file is considered abandoned
-
-/// Owns a file descriptor.
-class File {
- public:
-  explicit File(int fd) : fd_(fd) {}
-  ~File() {
-    if (fd_ >= 0) close(fd_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_;
-};
 
 bool is_ours_alone(const struct stat& s) {
   return s.st_uid == geteuid() && (s.st_mode & (S_IWGRP | S_IWOTH)) == 0;
@@ -59,19 +46,17 @@ void warn_once(const std::string& folder, const char* why) {
                << "; accepted in COLLX_CACHE_DIR: a directory that only this user can write to";
 }
 
-/// Opens the folder if it is safe to load code from it; otherwise returns -1.
-int open_folder(const std::string& folder) {
-  const int opened = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+/// Opens the folder if it is safe to load code from it.
+UniqueFd open_folder(const std::string& folder) {
+  UniqueFd opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   struct stat found {};
-  if (opened < 0) {
-    if (lstat(folder.c_str(), &found) == 0)
-      warn_once(folder, "it is not a directory, or it is a symbolic link");
-    return -1;
+  if (opened && fstat(opened.get(), &found) == 0 && is_ours_alone(found)) return opened;
+  if (opened) {
+    warn_once(folder, "other users can write to it");
+  } else if (lstat(folder.c_str(), &found) == 0) {
+    warn_once(folder, "it is not a directory, or it is a symbolic link");
   }
-  if (fstat(opened, &found) == 0 && is_ours_alone(found)) return opened;
-  warn_once(folder, "other users can write to it");
-  close(opened);
-  return -1;
+  return {};
 }
 
 bool write_all(int fd, std::string_view bytes) {
@@ -124,9 +109,9 @@ void evict(int folder, uint64_t most_bytes) {
 }  // namespace
 
 std::string read(const std::string& folder, const std::string& name) {
-  const File opened(open_folder(folder));
+  const UniqueFd opened = open_folder(folder);
   if (!opened) return {};
-  const File file(openat(opened.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  const UniqueFd file(openat(opened.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
   struct stat found {};
   if (!file || fstat(file.get(), &found) != 0 || !S_ISREG(found.st_mode) || !is_ours_alone(found)) {
     return {};
@@ -151,11 +136,11 @@ void keep(const std::string& folder, const std::string& name, const std::string&
   std::error_code ignored;
   fs::create_directories(fs::path(folder).parent_path(), ignored);
   mkdir(folder.c_str(), 0700);
-  const File opened(open_folder(folder));
+  const UniqueFd opened = open_folder(folder);
   if (!opened) return;
   std::string written = folder + "/" + std::string(kTemporary) + "XXXXXX";
   {
-    const File file(mkostemp(written.data(), O_CLOEXEC));
+    const UniqueFd file(mkostemp(written.data(), O_CLOEXEC));
     if (!file) return;
     if (!write_all(file.get(), c10::sha1(code).str()) || !write_all(file.get(), code) ||
         fsync(file.get()) != 0) {

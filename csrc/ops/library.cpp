@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "mapped.h"
+#include "collectives.h"
 #include "norm.h"
 #include "shared_kernels.h"
 

@@ -1,5 +1,3 @@
-#include "mapped.h"
-
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 
@@ -7,6 +5,7 @@
 
 #include "call.h"
 #include "checks.h"
+#include "collectives.h"
 #include "registry.h"
 
 namespace collx {

@@ -5,17 +5,16 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
-#include "../cpu/norm.h"
+#include "../cpu/calls.h"
 #include "../protocol/names.h"
 #include "checks.h"
+#include "collectives.h"
 #include "enqueue.h"
 #include "epilogue_kernels.h"
 #include "fallback.h"
-#include "mapped.h"
-#include "norm_checks.h"
 #include "registry.h"
 #if COLLX_CUDA
-#include "../cuda/norm.h"
+#include "../cuda/calls.h"
 #endif
 
 namespace collx {

@@ -1,5 +1,3 @@
-#include "norm_checks.h"
-
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
@@ -15,6 +13,7 @@
 #include "../protocol/names.h"
 #include "checks.h"
 #include "communicator.h"
+#include "norm.h"
 #include "registry.h"
 #include "torch_version.h"
 

@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "../cpu/region.h"
+#include "../cpu/calls.h"
 #include "communicator.h"
 #if COLLX_CUDA
 #include <c10/cuda/CUDAGuard.h>
@@ -14,18 +14,6 @@
 namespace collx {
 
 namespace {
-
-void check_world(c10::DeviceType device, int world_size) {
-  const int most = device == c10::DeviceType::CPU ? kMaxCpuRanks : kMaxCudaRanks;
-  TORCH_CHECK_VALUE(world_size >= 1 && world_size <= most, "collx: world_size: got ", world_size,
-                    "; accepted on ", device, ": 1 to ", most);
-}
-
-c10::DeviceType check_device_type(c10::DeviceType type) {
-  TORCH_CHECK_VALUE(type == c10::DeviceType::CPU || type == c10::DeviceType::CUDA,
-                    "collx: device: got ", type, "; accepted: cpu, cuda");
-  return type;
-}
 
 constexpr const char* kDependentLaunch = "dependent launch";
 constexpr const char* kMulticast = "multicast";
@@ -106,7 +94,9 @@ Parts parts_of(const CudaLayout& layout, int world) {
 
 std::vector<std::pair<std::string, uint64_t>> region_parts(const std::string& device_type,
                                                            int world_size, uint64_t payload_bytes) {
-  const c10::DeviceType type = check_device_type(c10::Device(device_type).type());
+  const c10::DeviceType type = c10::Device(device_type).type();
+  TORCH_CHECK_VALUE(type == c10::DeviceType::CPU || type == c10::DeviceType::CUDA,
+                    "collx: device: got ", type, "; accepted: cpu, cuda");
   check_world(type, world_size);
   return type == c10::DeviceType::CPU
              ? parts_of(require_cpu_layout(world_size, payload_bytes), world_size)
@@ -115,57 +105,57 @@ std::vector<std::pair<std::string, uint64_t>> region_parts(const std::string& de
 
 void initialize_region(uint64_t address, c10::Device device, int world_size,
                        uint64_t payload_bytes) {
-  check_world(check_device_type(device.type()), world_size);
+  check_device(device);
+  check_world(device.type(), world_size);
   char* region = reinterpret_cast<char*>(address);
-  if (device.is_cpu()) {
-    return cpu::initialize(region, require_cpu_layout(world_size, payload_bytes));
-  }
 #if COLLX_CUDA
-  const CudaLayout layout = require_cuda_layout(world_size, payload_bytes);
-  const c10::cuda::CUDAGuard guard(device);
-  const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
-  cuda::initialize(region, layout, world_size, stream.stream());
-  stream.synchronize();
-#else
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "collx: device: got ", device,
-                              "; this build has no CUDA kernels");
+  if (device.is_cuda()) {
+    const CudaLayout layout = require_cuda_layout(world_size, payload_bytes);
+    const c10::cuda::CUDAGuard guard(device);
+    const auto stream = c10::cuda::getCurrentCUDAStream(device.index());
+    cuda::initialize(region, layout, world_size, stream.stream());
+    return stream.synchronize();
+  }
 #endif
+  cpu::initialize(region, require_cpu_layout(world_size, payload_bytes));
 }
 
 Offer load_kernels(c10::Device device, [[maybe_unused]] int world_size,
                    [[maybe_unused]] bool clusters, [[maybe_unused]] bool simulated) {
-  if (check_device_type(device.type()) == c10::DeviceType::CPU) return offer_of(1, Capabilities{});
+  check_device(device);
 #if COLLX_CUDA
-  const c10::cuda::CUDAGuard guard(device);
-  const cuda::DeviceCapacity found = cuda::load_kernels(world_size, clusters, simulated);
-  return offer_of(found.blocks, found.capabilities);
-#else
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "collx: device: got ", device,
-                              "; this build has no CUDA kernels");
+  if (device.is_cuda()) {
+    const c10::cuda::CUDAGuard guard(device);
+    const cuda::DeviceCapacity found = cuda::load_kernels(world_size, clusters, simulated);
+    return offer_of(found.blocks, found.capabilities);
+  }
 #endif
+  return offer_of(1, Capabilities{});
 }
 
 Offer held_at_once(const Offer& wanted, [[maybe_unused]] const std::vector<uint64_t>& regions,
                    c10::Device device, [[maybe_unused]] int rank, [[maybe_unused]] uint32_t number,
                    [[maybe_unused]] int64_t limit_ms, [[maybe_unused]] int64_t timeout_ms) {
   const Residency residency = residency_of(wanted);
-  if (check_device_type(device.type()) == c10::DeviceType::CPU) return clusters_of(residency);
+  check_device(device);
 #if COLLX_CUDA
-  CudaView view{};
-  view.rank = rank;
-  view.world = static_cast<int32_t>(regions.size());
-  check_world(device.type(), view.world);
-  for (size_t i = 0; i < regions.size(); ++i) view.region[i] = reinterpret_cast<char*>(regions[i]);
-  constexpr uint64_t kMillisecond = 1'000'000;
-  view.timeout_ns = static_cast<uint64_t>(timeout_ms) * kMillisecond;
-  const c10::cuda::CUDAGuard guard(device);
-  const auto stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
-  return clusters_of(cuda::held_at_once(view, residency, number,
-                                        static_cast<uint64_t>(limit_ms) * kMillisecond, stream));
-#else
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "collx: device: got ", device,
-                              "; this build has no CUDA kernels");
+  if (device.is_cuda()) {
+    CudaView view{};
+    view.rank = rank;
+    view.world = static_cast<int32_t>(regions.size());
+    check_world(device.type(), view.world);
+    for (size_t i = 0; i < regions.size(); ++i) {
+      view.region[i] = reinterpret_cast<char*>(regions[i]);
+    }
+    constexpr uint64_t kMillisecond = 1'000'000;
+    view.timeout_ns = static_cast<uint64_t>(timeout_ms) * kMillisecond;
+    const c10::cuda::CUDAGuard guard(device);
+    const auto stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
+    return clusters_of(cuda::held_at_once(view, residency, number,
+                                          static_cast<uint64_t>(limit_ms) * kMillisecond, stream));
+  }
 #endif
+  return clusters_of(residency);
 }
 
 Capabilities capabilities_of(const Offer& agreed) {

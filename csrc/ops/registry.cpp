@@ -1,7 +1,6 @@
 #include "registry.h"
 
 #include <c10/util/Exception.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <array>
@@ -12,19 +11,26 @@
 #include "communicator.h"
 #include "name_table.h"
 #include "posting.h"
+#include "process_wide.h"
 
 namespace collx::registry {
 
 namespace {
 
+std::atomic<int> forks{0};
+std::atomic<uint64_t> changes{1};  // of the table of names
+
 struct Registry {
   std::mutex mutex;
   // Regions belong to Python objects, so nothing here may outlive those.
   NameTable<Communicator> table;
-  std::atomic<uint64_t> changes{1};  // of the table
-};
 
-std::atomic<int> forks{0};
+  Registry* in_child() {
+    forks.fetch_add(1, std::memory_order_relaxed);
+    mutex.unlock();
+    return this;
+  }
+};
 
 /// A result of a lookup of this thread, since successive calls mostly use the same communicator.
 struct Last {
@@ -36,29 +42,7 @@ struct Last {
 std::atomic<Factory> chosen_factory{nullptr};
 std::atomic<Lookup> chosen_lookup{nullptr};
 
-Registry& instance();
-
-// The lock is held across fork(), so that a child never inherits it locked by a thread that does
-// not exist in the child.
-void before_fork() { instance().mutex.lock(); }
-void after_fork_in_parent() { instance().mutex.unlock(); }
-void after_fork_in_child() {
-  forks.fetch_add(1, std::memory_order_relaxed);
-  instance().mutex.unlock();
-}
-
-Registry& instance() {
-  // Never destroyed: communicators may leave at any point during the interpreter's exit.
-  static Registry* const registry = [] {
-    auto* made = new Registry;
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    return made;
-  }();
-  return *registry;
-}
-
-// Created when the library is loaded. A child that was forked while another thread created it would
-// wait forever.
+Registry& instance() { return process_wide<Registry>(); }
 [[maybe_unused]] const Registry& made_at_load = instance();
 
 int counted_on(const c10::Device& device) { return device.is_cuda() ? device.index() : -1; }
@@ -83,13 +67,13 @@ void enter(const std::shared_ptr<Communicator>& communicator) {
   TORCH_CHECK_VALUE(instance().table.enter(o.name, communicator, counted_on(o.device)),
                     "collx: name: \"", o.name,
                     "\" is the name of an existing communicator; destroy it, or pass another name");
-  instance().changes.fetch_add(1, std::memory_order_release);
+  changes.fetch_add(1, std::memory_order_release);
 }
 
 void leave(const Communicator& communicator) {
   std::lock_guard lock(instance().mutex);
   instance().table.leave(communicator.options().name, &communicator);
-  instance().changes.fetch_add(1, std::memory_order_release);
+  changes.fetch_add(1, std::memory_order_release);
 }
 
 std::shared_ptr<Communicator> find(std::string_view name) {
@@ -102,8 +86,8 @@ std::shared_ptr<Communicator> look_up(std::string_view name, std::optional<c10::
   thread_local std::array<Last, 3> results;
   Last& last = results[!device ? 0 : device->is_cuda() ? 2 : 1];
   // Read first: a change during the lookup makes the result outdated.
-  const uint64_t changes = instance().changes.load(std::memory_order_acquire);
-  if (last.changes == changes && last.name == name) {
+  const uint64_t now = changes.load(std::memory_order_acquire);
+  if (last.changes == now && last.name == name) {
     if (std::shared_ptr<Communicator> found = last.found.lock()) return found;
   }
   std::shared_ptr<Communicator> found = find(name);
@@ -112,7 +96,7 @@ std::shared_ptr<Communicator> look_up(std::string_view name, std::optional<c10::
     const NotPosting for_the_calls_of_init;
     found = lookup(std::string(name), device);
   }
-  last = {changes, std::string(name), found};
+  last = {now, std::string(name), found};
   return found;
 }
 

@@ -61,25 +61,20 @@ void check_bytes(const char* op, const char* argument, const T& given, const Siz
                     "; accepted: sizes whose number of bytes fits int64");
 }
 
-}  // namespace
-
-int64_t check_axis(const char* op, const at::Tensor& input, int64_t axis) {
-  const int64_t dims = input.dim();
-  TORCH_CHECK_VALUE(dims > 0, "collx.", op,
-                    ": input: got a tensor without axes; accepted: at least one");
-  TORCH_CHECK_VALUE(axis >= -dims && axis < dims, "collx.", op, ": axis: got ", axis,
-                    "; accepted for ", dims, " axes: ", -dims, " to ", dims - 1);
-  return axis < 0 ? axis + dims : axis;
-}
-
+/// Checks a tensor that is divided along its first axis.
 void check_has_rows(const char* op, const at::Tensor& input) {
   TORCH_CHECK_VALUE(input.dim() > 0, "collx.", op,
                     ": input: got a tensor without axes; accepted: at least one");
 }
 
-void check_group_size(const char* op, int64_t group_size) {
-  TORCH_CHECK_VALUE(group_size >= 1 && group_size <= kMaxRanks, "collx.", op, ": group_size: got ",
-                    group_size, "; accepted: the communicator's world size");
+}  // namespace
+
+int64_t check_axis(const char* op, const at::Tensor& input, int64_t axis) {
+  const int64_t dims = input.dim();
+  check_has_rows(op, input);
+  TORCH_CHECK_VALUE(axis >= -dims && axis < dims, "collx.", op, ": axis: got ", axis,
+                    "; accepted for ", dims, " axes: ", -dims, " to ", dims - 1);
+  return axis < 0 ? axis + dims : axis;
 }
 
 namespace {
@@ -144,7 +139,9 @@ Sizes sizes_by_splits(const Arguments& a) {
 Sizes result_sizes(const Arguments& a) {
   if (row_of(a.collective).counted) return sizes_by_splits(a);
   if (!has_parts(a.collective)) return sizes_of(a.input);
-  check_group_size(a.op(), a.group_size);
+  TORCH_CHECK_VALUE(a.group_size >= 1 && a.group_size <= kMaxRanks, "collx.", a.op(),
+                    ": group_size: got ", a.group_size,
+                    "; accepted: the communicator's world size");
   if (has_equal_parts(a.collective)) return sizes_of_equal_parts(a);
   return row_of(a.collective).input == Extent::part ? sizes_of_whole(a) : sizes_of_part(a);
 }

@@ -14,9 +14,6 @@ using Sizes = c10::SymDimVector;
 
 /// Returns the axis, counted from 0. Raises ValueError if the tensor does not have it.
 int64_t check_axis(const char* op, const at::Tensor& input, int64_t axis);
-/// Checks a tensor that is divided along its first axis.
-void check_has_rows(const char* op, const at::Tensor& input);
-void check_group_size(const char* op, int64_t group_size);
 
 /// The sizes of the result, according to the input and output extents in collectives.h: those of
 /// the input, of this rank's part of the input, or of the tensor of which the input is this rank's

@@ -52,9 +52,10 @@ std::vector<std::string_view> tunable_operators() {
                      [](const CollectiveRow& row) { return is_tunable(row.collective); });
 }
 
-std::vector<std::string_view> tunable_algorithms(std::string_view op, DeviceKind device,
+std::vector<std::string_view> tunable_algorithms(std::string_view op, std::string_view device_type,
                                                  bool symmetric, bool deterministic) {
   const Collective collective = check_tunable(op);
+  const DeviceKind device = device_type == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
   return names_where(kAlgorithms, [&](const AlgorithmRow& row) {
     return may_be_named(collective, row.algorithm, device, symmetric, deterministic);
   });

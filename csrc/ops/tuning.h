@@ -25,7 +25,8 @@ C10_EXPORT TuningTable make_tuning_table(const std::vector<NamedTuningEntry>& en
 C10_EXPORT std::vector<std::string_view> tunable_operators();
 
 /// The algorithms that an entry of an operator may name. Raises ValueError for an unknown operator.
-C10_EXPORT std::vector<std::string_view> tunable_algorithms(std::string_view op, DeviceKind device,
+C10_EXPORT std::vector<std::string_view> tunable_algorithms(std::string_view op,
+                                                            std::string_view device_type,
                                                             bool symmetric, bool deterministic);
 
 }  // namespace collx

@@ -19,6 +19,7 @@
 #include "../protocol/progress.h"
 #include "call.h"
 #include "communicator.h"
+#include "process_wide.h"
 
 namespace collx {
 
@@ -129,6 +130,9 @@ class Watchdog {
  public:
   std::mutex mutex;  // held while a communicator is read
 
+  /// A child has no thread, and the communicators belong to the parent.
+  static Watchdog* in_child() { return new Watchdog; }
+
   void enter(Communicator& communicator) {
     const std::lock_guard held(mutex);
     const Clock::time_point now = Clock::now();
@@ -185,32 +189,15 @@ class Watchdog {
   bool runs_ = false;  // whether the thread runs
 };
 
-Watchdog*& instance();
-
-// Created when the library is loaded, like the registry.
-[[maybe_unused]] Watchdog*& watchdog_at_load = instance();
-
-// The lock is held across fork(). A child gets a new object: it has no thread, and the
-// communicators belong to the parent.
-void before_fork() { instance()->mutex.lock(); }
-void after_fork_in_parent() { instance()->mutex.unlock(); }
-void after_fork_in_child() { instance() = new Watchdog; }
-
-Watchdog*& instance() {
-  // Never destroyed: the thread may run until the process ends.
-  static Watchdog* watchdog = [] {
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    return new Watchdog;
-  }();
-  return watchdog;
-}
+Watchdog& instance() { return process_wide<Watchdog>(); }
+[[maybe_unused]] Watchdog& watchdog_at_load = instance();
 
 }  // namespace
 
-void watchdog::enter(Communicator& communicator) { instance()->enter(communicator); }
+void watchdog::enter(Communicator& communicator) { instance().enter(communicator); }
 void watchdog::timeout_changed(const Communicator& communicator) {
-  instance()->timeout_changed(communicator);
+  instance().timeout_changed(communicator);
 }
-void watchdog::leave(const Communicator& communicator) { instance()->leave(communicator); }
+void watchdog::leave(const Communicator& communicator) { instance().leave(communicator); }
 
 }  // namespace collx

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/calls.h"
 #include "cpu/control.h"
-#include "cpu/region.h"
 
 namespace collx::cpu {
 
@@ -43,7 +43,7 @@ class Ranks {
  public:
   explicit Ranks(int world, uint64_t payload_bytes = kDefaultPayloadBytes,
                  uint64_t timeout_ns = kPatientNs, bool check = false)
-      : world_(world), layout_(cpu::layout(world, payload_bytes)), statuses_(size_t(world)) {
+      : world_(world), layout_(cpu_layout(world, payload_bytes)), statuses_(size_t(world)) {
     view_.layout = layout_;
     view_.timeout_ns = timeout_ns;
     view_.world = world;

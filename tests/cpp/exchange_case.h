@@ -5,8 +5,7 @@
 #include <numeric>
 #include <string>
 
-#include "cpu/allreduce.h"
-#include "cpu/exchange.h"
+#include "cpu/calls.h"
 #include "cpu_ranks.h"
 #include "forms.h"
 #include "protocol/names.h"

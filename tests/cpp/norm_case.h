@@ -5,7 +5,7 @@
 
 #include <random>
 
-#include "cpu/norm.h"
+#include "cpu/calls.h"
 #include "cpu_ranks.h"
 #include "forms.h"
 #include "norm_reference.h"

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <random>
 
-#include "cpu/allreduce.h"
+#include "cpu/calls.h"
 #include "scalar_reference.h"
 #include "simd_levels.h"
 

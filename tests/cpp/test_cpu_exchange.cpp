@@ -168,13 +168,6 @@ TEST_P(CpuExchange, a_barrier_holds_everybody_until_the_last_has_come) {
   });
 }
 
-TEST(CpuRegion, refuses_what_does_not_fit_with_the_numbers_in_words) {
-  EXPECT_THROW(layout(0, kDefaultPayloadBytes), std::invalid_argument);
-  EXPECT_THROW(layout(kMaxCpuRanks + 1, kDefaultPayloadBytes), std::invalid_argument);
-  EXPECT_THROW(layout(4, smallest_cpu_region(4) - 1), std::invalid_argument);
-  EXPECT_LE(layout(4, smallest_cpu_region(4)).total_bytes, smallest_cpu_region(4));
-}
-
 // Negative control of the comparison: one wrong bit is noticed.
 TEST(CpuExchangeOracle, sees_one_wrong_bit_and_tells_zeros_apart) {
   const float a[2] = {1.0f, 0.0f};

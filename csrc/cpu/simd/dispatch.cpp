@@ -12,6 +12,23 @@
 #endif
 
 namespace collx::cpu {
+
+namespace portable {
+extern const Kernels kKernels;
+extern const NormKernelTable kNormKernels;
+void evaluate(const Expression& expression, const Line& line);
+}  // namespace portable
+namespace avx2 {
+extern const Kernels kKernels;
+extern const NormKernelTable kNormKernels;
+void evaluate(const Expression& expression, const Line& line);
+}  // namespace avx2
+namespace avx512 {
+extern const Kernels kKernels;
+extern const NormKernelTable kNormKernels;
+void evaluate(const Expression& expression, const Line& line);
+}  // namespace avx512
+
 namespace {
 
 #if defined(__x86_64__)
@@ -44,15 +61,18 @@ std::atomic<SimdLevel>& current() {
   return level;
 }
 
-const Kernels& kernels(SimdLevel level) {
-  if (level == SimdLevel::avx512) return avx512_kernels();
-  return level == SimdLevel::avx2 ? avx2_kernels() : portable_kernels();
-}
+struct Level {
+  const Kernels* kernels;
+  const NormKernelTable* norms;
+  ExpressionKernel evaluate;
+};
+constexpr Level kLevels[] = {
+    {&portable::kKernels, &portable::kNormKernels, portable::evaluate},
+    {&avx2::kKernels, &avx2::kNormKernels, avx2::evaluate},
+    {&avx512::kKernels, &avx512::kNormKernels, avx512::evaluate},
+};
 
-const NormKernelTable& norm_kernels(SimdLevel level) {
-  if (level == SimdLevel::avx512) return avx512_norm_kernels();
-  return level == SimdLevel::avx2 ? avx2_norm_kernels() : portable_norm_kernels();
-}
+const Level& chosen() { return kLevels[static_cast<size_t>(simd_level())]; }
 
 }  // namespace
 
@@ -66,7 +86,7 @@ bool set_simd_level(SimdLevel level) {
 
 ReduceKernel reduce_kernel(DType dtype, ReduceOp op) {
   const ReduceKernel kernel =
-      kernels(simd_level()).reduce[static_cast<size_t>(dtype)][static_cast<size_t>(op)];
+      chosen().kernels->reduce[static_cast<size_t>(dtype)][static_cast<size_t>(op)];
   if (kernel == nullptr) {
     throw std::invalid_argument("reduce op " + std::string(name_of(op)) +
                                 " is not defined for dtype " + std::string(name_of(dtype)));
@@ -74,16 +94,12 @@ ReduceKernel reduce_kernel(DType dtype, ReduceOp op) {
   return kernel;
 }
 
-ExpressionKernel expression_kernel() {
-  const SimdLevel level = simd_level();
-  if (level == SimdLevel::avx512) return avx512_expression_kernel();
-  return level == SimdLevel::avx2 ? avx2_expression_kernel() : portable_expression_kernel();
-}
+ExpressionKernel expression_kernel() { return chosen().evaluate; }
 
-CopyKernel copy_kernel() { return kernels(simd_level()).copy; }
+CopyKernel copy_kernel() { return chosen().kernels->copy; }
 
 const NormKernels& norm_kernels(DType dtype) {
-  const NormKernelTable& table = norm_kernels(simd_level());
+  const NormKernelTable& table = *chosen().norms;
   if (static_cast<size_t>(dtype) >= table.size()) {
     throw std::invalid_argument("normalizations are not defined for dtype " +
                                 std::string(name_of(dtype)));

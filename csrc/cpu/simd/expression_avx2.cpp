@@ -1,31 +1,3 @@
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstring>
-#include <memory>
-#include <numbers>
-#include <type_traits>
-#include <vector>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-#include "expression_kernels.h"
-
 #define COLLX_SIMD_LEVEL avx2
-// This pragma follows the includes, so that their functions are compiled for any machine. The
-// compiler's own macros do not follow the pragma, so a separate macro holds the vector size.
-#if defined(__x86_64__)
-#pragma GCC target("avx2,f16c,prfchw")
-#define COLLX_VECTOR_BYTES 32
-#else
-#define COLLX_VECTOR_BYTES 16
-#endif
+#include "at_level.h"
 #include "expression_template.h"
-
-namespace collx::cpu {
-
-ExpressionKernel avx2_expression_kernel() { return avx2::evaluate; }
-
-}  // namespace collx::cpu

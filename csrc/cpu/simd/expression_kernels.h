@@ -23,8 +23,4 @@ struct Line {
 using ExpressionKernel = void (*)(const Expression& expression, const Line& line);
 ExpressionKernel expression_kernel();
 
-ExpressionKernel portable_expression_kernel();
-ExpressionKernel avx2_expression_kernel();
-ExpressionKernel avx512_expression_kernel();
-
 }  // namespace collx::cpu

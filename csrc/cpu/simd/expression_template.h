@@ -260,7 +260,8 @@ class Evaluation : Plan {
   int64_t n_ = 0;      // lanes
 };
 
-inline void evaluate(const Expression& expression, const Line& line) {
+// One source includes it at each level.  NOLINTNEXTLINE(misc-definitions-in-headers)
+void evaluate(const Expression& expression, const Line& line) {
   static thread_local Lanes lanes;
   Evaluation(expression, line, lanes).run();
 }

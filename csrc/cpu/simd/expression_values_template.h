@@ -5,51 +5,12 @@
 
 namespace collx::cpu::COLLX_SIMD_LEVEL {
 
-/// The type that holds a value: float for 16-bit floats, a byte for bool.
+/// The type that holds a value: float for 16-bit floats. They are in the order of ValueType.
+using LaneTypes =
+    std::tuple<float, float, float, double, int32_t, int64_t, int8_t, uint8_t, int16_t, bool>;
+static_assert(std::tuple_size_v<LaneTypes> == static_cast<size_t>(ValueType::count));
 template <ValueType T>
-struct LaneOf;
-template <>
-struct LaneOf<ValueType::float32> {
-  using type = float;
-};
-template <>
-struct LaneOf<ValueType::float16> {
-  using type = float;
-};
-template <>
-struct LaneOf<ValueType::bfloat16> {
-  using type = float;
-};
-template <>
-struct LaneOf<ValueType::float64> {
-  using type = double;
-};
-template <>
-struct LaneOf<ValueType::int8> {
-  using type = int8_t;
-};
-template <>
-struct LaneOf<ValueType::uint8> {
-  using type = uint8_t;
-};
-template <>
-struct LaneOf<ValueType::int16> {
-  using type = int16_t;
-};
-template <>
-struct LaneOf<ValueType::int32> {
-  using type = int32_t;
-};
-template <>
-struct LaneOf<ValueType::int64> {
-  using type = int64_t;
-};
-template <>
-struct LaneOf<ValueType::boolean> {
-  using type = bool;
-};
-template <ValueType T>
-using Lane = typename LaneOf<T>::type;
+using Lane = std::tuple_element_t<static_cast<size_t>(T), LaneTypes>;
 
 /// The type in memory.
 template <ValueType T>

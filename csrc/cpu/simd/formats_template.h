@@ -169,38 +169,11 @@ struct Float16 {
 /// How values of a dtype are loaded, computed with and stored. A dtype without a format does not
 /// compile.
 template <DType D>
-struct FormatOf;
-template <>
-struct FormatOf<DType::float32> {
-  using Type = Plain<float, uint32_t>;
-};
-template <>
-struct FormatOf<DType::float16> {
-  using Type = Float16;
-};
-template <>
-struct FormatOf<DType::bfloat16> {
-  using Type = BFloat16;
-};
-template <>
-struct FormatOf<DType::float64> {
-  using Type = Plain<double, uint64_t>;
-};
-template <>
-struct FormatOf<DType::int32> {
-  using Type = Plain<int32_t, uint32_t>;
-};
-template <>
-struct FormatOf<DType::int64> {
-  using Type = Plain<int64_t, uint64_t>;
-};
-template <>
-struct FormatOf<DType::int8> {
-  using Type = Plain<int8_t, uint8_t>;
-};
-template <>
-struct FormatOf<DType::uint8> {
-  using Type = Plain<uint8_t, uint8_t>;
+struct FormatOf {
+  using InOrder = std::tuple<Plain<float, uint32_t>, Float16, BFloat16, Plain<double, uint64_t>,
+                             Plain<int32_t, uint32_t>, Plain<int64_t, uint64_t>,
+                             Plain<int8_t, uint8_t>, Plain<uint8_t, uint8_t>>;
+  using Type = std::tuple_element_t<static_cast<size_t>(D), InOrder>;
 };
 
 }  // namespace collx::cpu::COLLX_SIMD_LEVEL

@@ -62,8 +62,5 @@ struct NormKernels {
 const NormKernels& norm_kernels(DType dtype);
 
 using NormKernelTable = std::array<NormKernels, 3>;  // in the order of DType
-const NormKernelTable& portable_norm_kernels();
-const NormKernelTable& avx2_norm_kernels();
-const NormKernelTable& avx512_norm_kernels();
 
 }  // namespace collx::cpu

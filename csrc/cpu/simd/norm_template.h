@@ -478,7 +478,8 @@ constexpr NormKernelTable all_norm_kernels(std::index_sequence<kDType...>) {
   return {norm_kernels_of<typename FormatOf<static_cast<DType>(kDType)>::Type>()...};
 }
 
-inline constexpr NormKernelTable kNormKernels =
+// One source includes it at each level.  NOLINTNEXTLINE(misc-definitions-in-headers)
+constexpr NormKernelTable kNormKernels =
     all_norm_kernels(std::make_index_sequence<NormKernelTable().size()>());
 
 #undef COLLX_INLINE

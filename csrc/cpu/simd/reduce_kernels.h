@@ -48,8 +48,4 @@ bool set_simd_level(SimdLevel level);
 ReduceKernel reduce_kernel(DType dtype, ReduceOp op);
 CopyKernel copy_kernel();
 
-const Kernels& portable_kernels();
-const Kernels& avx2_kernels();
-const Kernels& avx512_kernels();
-
 }  // namespace collx::cpu

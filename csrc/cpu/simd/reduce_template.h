@@ -1,7 +1,6 @@
-// The kernel template. Each reduce_<level>.cpp includes it once, after it has set the target of the
-// functions that follow and defined COLLX_VECTOR_BYTES and COLLX_SIMD_LEVEL. COLLX_SIMD_LEVEL is a
-// separate namespace for each level: a function that is compiled for one level must never replace
-// that of another level.
+// The kernel template. Each reduce_<level>.cpp includes it once, after at_level.h has set the
+// target of the functions that follow. COLLX_SIMD_LEVEL is a separate namespace for each level: a
+// function that is compiled for one level must never replace that of another level.
 //
 // There is no include guard, and this file includes only such templates: everything that it
 // includes gets the target too.
@@ -215,7 +214,8 @@ constexpr Kernels all_kernels(std::index_sequence<kDType...>) {
   return {{kernels_of<static_cast<DType>(kDType)>()...}, copy_span};
 }
 
-inline constexpr Kernels kKernels =
+// One source includes it at each level.  NOLINTNEXTLINE(misc-definitions-in-headers)
+constexpr Kernels kKernels =
     all_kernels(std::make_index_sequence<static_cast<size_t>(DType::count)>());
 
 }  // namespace collx::cpu::COLLX_SIMD_LEVEL

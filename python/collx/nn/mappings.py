@@ -138,67 +138,53 @@ def scatter_to_sequence(x: torch.Tensor, group: Group = None, axis: int = 0) -> 
 # setup_context is separate, and vmap transforms the operators, torch.func supports them too.
 
 
-class _Copy(torch.autograd.Function):
+class _Mapping(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, ctx.name, *more = inputs
+        if more:
+            ctx.axis = more[0]
+            ctx.total = x.size(ctx.axis)
+
+
+class _Copy(_Mapping):
+    @staticmethod
     def forward(x: torch.Tensor, name: str) -> torch.Tensor:
         return x
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        _, ctx.name = inputs
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return reduce_from_ranks(gradient, ctx.name), None
 
 
-class _Reduce(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _Reduce(_Mapping):
     @staticmethod
     def forward(x: torch.Tensor, name: str) -> torch.Tensor:
         return allreduce(x, "sum", name)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        _, ctx.name = inputs
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return copy_to_ranks(gradient, ctx.name), None
 
 
-class _Gather(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _Gather(_Mapping):
     @staticmethod
     def forward(x: torch.Tensor, name: str, axis: int, total: int | None) -> torch.Tensor:
         return allgather(x, name, axis=axis, total=total)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        _, ctx.name, ctx.axis, _ = inputs
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return split_to_ranks(gradient, ctx.name, ctx.axis), None, None, None
 
 
-class _Split(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _Split(_Mapping):
     @staticmethod
     def forward(x: torch.Tensor, name: str, axis: int) -> torch.Tensor:
         start, count = _own_part(x.size(axis), name)
         # Always copied: compiled code of PyTorch 2.11 loses the gradient of a view of the input.
         return x.narrow(axis, start, count).clone(memory_format=torch.contiguous_format)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        x, ctx.name, ctx.axis = inputs
-        ctx.total = x.size(ctx.axis)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
