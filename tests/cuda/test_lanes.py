@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import collx
-from tests.common.attempt import Attempt, attempt, call_until_failure, finish, ones
+from tests.common.attempt import Attempt, assert_raised, attempt, call_until_failure, finish, ones
 from tests.common.check import assert_none
 from tests.common.collectives import NAMES, OPS, SPLITS, SYMMETRIC, Call, random_call
 from tests.common.failures import assert_lost_rank_is_named
@@ -149,8 +149,7 @@ def _splits_that_do_not_fit(rank: Rank, timeout: float) -> Attempt:
 def test_long_messages_of_splits_that_do_not_fit_are_refused(pool: Pool) -> None:
     """The kernel that moves long messages accesses nothing if the exchange of counts failed."""
     for result in pool.run(_splits_that_do_not_fit, timeout_now(pool)):
-        assert result.error == "CollectiveMismatch", result
-        assert "80000" in result.message, result
+        assert_raised(result, "CollectiveMismatch", "80000")
 
 
 def _large_until_failure(rank: Rank, timeout: float, captured: bool, symmetric: bool) -> Attempt:

@@ -17,7 +17,7 @@ import torch
 import collx
 
 from .. import norms
-from ..attempt import attempt, ones, works
+from ..attempt import assert_raised, attempt, ones, works
 from ..calls import make, run_call
 from ..check import differences
 from ..collectives import OPS, Call
@@ -176,9 +176,7 @@ def test_forward_mode_is_refused_by_name(rank: Rank, what: str) -> None:
         dual = forward_ad.make_dual(_ones(rank, call), _ones(rank, call))
         found = attempt(lambda: _make(rank, call, dual))
     assert works(rank, rank.communicator())
-    assert found.error == "NotImplementedError", found
-    assert f"collx.{name_in_errors(call.op)}" in found.message, found
-    assert "tangent" in found.message, found
+    assert_raised(found, "NotImplementedError", f"collx.{name_in_errors(call.op)}", "tangent")
 
 
 @pytest.mark.worlds(1, 2, 3)
@@ -250,9 +248,8 @@ def test_gradients_of_the_norms_are_refused_by_name(rank: Rank, op: str) -> None
         found["tangent"] = attempt(lambda: run({**given, "input": dual}))
     assert run_call(rank, communicator, call) == ""
     assert {"input", "weight", "tangent"} <= set(found)
-    for name, result in found.items():
-        assert result.error == "NotImplementedError", (name, result)
-        assert op in result.message, (name, result)
+    for result in found.values():
+        assert_raised(result, "NotImplementedError", op)
 
 
 COMPILED = (

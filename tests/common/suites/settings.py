@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from ..attempt import Attempt, attempt, works
-from ..limits import timeout_now
-from ..pool import Pool, on_ranks
+from ..attempt import assert_raised, attempt, works
+from ..pool import on_ranks
 from ..rank import Rank
 
 
@@ -80,25 +79,18 @@ def test_an_invalid_timeout_is_refused_with_its_value(rank: Rank) -> None:
     for what, results in found.items():
         _, error, word = WRONG[what]
         for result, name in zip(results, ("init", "set_timeout"), strict=True):
-            assert result.error == error, (what, result)
-            assert f"{name}: timeout: got" in result.message, (what, result)
-            assert word in result.message, (what, result)
-
-
-def _allocates_alone(rank: Rank, timeout: float) -> Attempt | None:
-    communicator = rank.new_communicator("alone", rank.fresh_group(), timeout=100 * timeout)
-    communicator.set_timeout(timedelta(seconds=timeout))
-    found = attempt(lambda: communicator.zeros(8)) if rank.rank == 0 else None
-    rank.barrier()
-    attempt(communicator.destroy)
-    return found
+            assert_raised(result, error, f"{name}: timeout: got", word)
 
 
 @pytest.mark.alone
 @pytest.mark.worlds(2)
-def test_a_timeout_that_was_set_limits_allocations(pool: Pool) -> None:
-    timeout = timeout_now(pool)
-    found, _ = pool.run(_allocates_alone, timeout)
-    assert found is not None
-    assert found.error == "CollectiveTimeout", found
-    assert found.seconds < 10 * timeout
+@on_ranks
+def test_a_timeout_that_was_set_limits_allocations(rank: Rank, timeout: float) -> None:
+    communicator = rank.new_communicator("alone", rank.fresh_group(), timeout=100 * timeout)
+    communicator.set_timeout(timedelta(seconds=timeout))
+    if rank.rank == 0:
+        found = attempt(lambda: communicator.zeros(8))
+        assert found.error == "CollectiveTimeout", found
+        assert found.seconds < 10 * timeout
+    rank.barrier()
+    attempt(communicator.destroy)
