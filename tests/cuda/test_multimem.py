@@ -350,54 +350,41 @@ def test_every_replay_of_a_graph_is_right(rank: Rank) -> list[str]:
     return wrong
 
 
-def _refused(rank: Rank, way: Way) -> tuple[dict[tuple[str, str], Attempt], bool]:
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("way", [way for way in WAYS if adds(*way)], ids="-".join)
+@on_ranks
+def test_what_a_switch_does_not_add_up_is_refused_by_name(rank: Rank, way: Way) -> None:
+    """max and min, prod, 8-bit integers, float64, and an average that would be rounded twice."""
     op, algorithm = way
     communicator = communicator_of(rank)
-    found = {}
+    taken = set()
     for dtype, reduce_op in ((name, other) for name in DTYPES for other in legal_ops(name)):
         one = Call(op, dtype, (40,), algorithm=algorithm, reduce_op=reduce_op)
         with simulated():
             prepared = Prepared(rank, communicator, one)
-        found[dtype, reduce_op] = attempt(prepared.make)
-    return found, works(rank, communicator)
+        result = attempt(prepared.make)
+        if not result.error:
+            taken.add((dtype, reduce_op))
+            continue
+        words = (f"collx.{op}", f'"{algorithm}"', dtype, reduce_op, '"auto" selects ')
+        assert_raised(result, "NotImplementedError", *words)
+    assert works(rank, communicator)
+    assert taken == set(accepted(*way))
 
 
 @pytest.mark.worlds(2)
-@pytest.mark.parametrize("way", [way for way in WAYS if adds(*way)], ids="-".join)
-def test_what_a_switch_does_not_add_up_is_refused_by_name(pool: Pool, way: Way) -> None:
-    """max and min, prod, 8-bit integers, float64, and an average that would be rounded twice."""
-    op, algorithm = way
-    for found, well in pool.run(_refused, way):
-        assert well
-        assert {key for key, result in found.items() if not result.error} == set(accepted(*way))
-        for (dtype, reduce_op), result in found.items():
-            if not result.error:
-                continue
-            assert result.error == "NotImplementedError", (dtype, reduce_op, result)
-            for word in (f"collx.{op}", f'"{algorithm}"', dtype, reduce_op, '"auto" selects '):
-                assert word in result.message, (word, result)
+@on_ranks
+def test_sums_that_are_not_to_be_rounded_are_refused(rank: Rank) -> None:
+    def norm(dtype: torch.dtype, rounding: str) -> None:
+        x, weight = ones(rank, 64, dtype).view(4, 16), ones(rank, 16, dtype)
+        given = (x, weight, 1e-6, communicator_of(rank).name, 0.0, rounding)
+        torch.ops.collx.allreduce_rmsnorm(*given, algorithm="multimem_twoshot")
 
-
-def _exact(rank: Rank, dtype: torch.dtype, rounding: str) -> Attempt:
-    communicator = communicator_of(rank)
-    x, weight = ones(rank, 64, dtype).view(4, 16), ones(rank, 16, dtype)
-    given = (x, weight, 1e-6, communicator.name, 0.0, rounding)
-    return attempt(lambda: torch.ops.collx.allreduce_rmsnorm(*given, algorithm="multimem_twoshot"))
-
-
-@pytest.mark.worlds(2)
-def test_sums_that_are_not_to_be_rounded_are_refused(pool: Pool) -> None:
-    for found in pool.run(_exact, torch.bfloat16, "fp32"):
-        assert found.error == "NotImplementedError", found
-        for word in (
-            "allreduce_rmsnorm",
-            "rounding fp32",
-            "bfloat16",
-            '"auto" selects oneshot_push',
-        ):
-            assert word in found.message, (word, found)
-    for dtype, rounding in ((torch.float32, "fp32"), (torch.bfloat16, "parity")):
-        assert not any(found.error for found in pool.run(_exact, dtype, rounding))
+    words = ("allreduce_rmsnorm", "rounding fp32", "bfloat16", '"auto" selects oneshot_push')
+    refused = attempt(lambda: norm(torch.bfloat16, "fp32"))
+    assert_raised(refused, "NotImplementedError", *words)
+    norm(torch.float32, "fp32")
+    norm(torch.bfloat16, "parity")
 
 
 LARGE = 2 << 20  # elements of float32
@@ -464,7 +451,9 @@ def test_deterministic_algorithms_keep_the_order_of_the_ranks(rank: Rank) -> Non
     assert not integers.error, integers
 
 
-def _free(rank: Rank, timeout: float) -> tuple[list[str], Attempt]:
+@pytest.mark.worlds(4)
+@on_ranks
+def test_init_lets_auto_take_it(rank: Rank, timeout: float) -> None:
     with simulated():
         communicator = rank.new_communicator(
             "simulated-free", deterministic=False, call_timeout=timeout
@@ -474,21 +463,14 @@ def _free(rank: Rank, timeout: float) -> tuple[list[str], Attempt]:
     x.copy_(given[rank.rank])
     torch.ops.collx.allreduce.out(x, "sum", communicator.name, out=out)
     finish(communicator)
-    found = differences(out.cpu(), want)
+    wrong = differences(out.cpu(), want)
     # Only one rank changes the setting.
     with communicator.set_deterministic(rank.rank == 0):
         attempt(lambda: torch.ops.collx.allreduce.out(x, "sum", communicator.name, out=out))
-    apart = attempt(lambda: finish(communicator))
-    rank.barrier()
+    apart = rank.gather(attempt(lambda: finish(communicator)).error)
     communicator.destroy()
-    return [found] if found else [], apart
-
-
-@pytest.mark.worlds(4)
-def test_init_lets_auto_take_it(pool: Pool) -> None:
-    found = pool.run(_free, timeout_now(pool))
-    assert_none([wrong for wrong, _ in found])
-    assert any(apart.error for _, apart in found), "ranks that take different ways do not meet"
+    assert wrong == ""
+    assert any(apart), "ranks that take different ways do not meet"
 
 
 def _absent(rank: Rank, timeout: float, way: Way) -> Attempt:
@@ -523,9 +505,13 @@ def test_a_rank_that_never_comes_is_named(pool: Pool, way: Way) -> None:
         assert_in_time(found, 0.0 if rank == absent else timeout)
 
 
-def _apart(rank: Rank, check: bool) -> Attempt:
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("checked", [False, True])
+@on_ranks
+def test_calls_that_differ_are_a_mismatch(rank: Rank, checked: bool) -> None:
+    """Flags that are written by additions carry fingerprints as well."""
     with simulated():
-        communicator = rank.new_communicator("simulated-apart", check=check)
+        communicator = rank.new_communicator("simulated-apart", check=checked)
     numel = 1000 if rank.rank < rank.size - 1 else 1004
 
     def run() -> None:
@@ -536,15 +522,7 @@ def _apart(rank: Rank, check: bool) -> Attempt:
     rank.barrier()
     found = found if found.error else attempt(communicator.raise_if_failed)
     communicator.destroy()
-    return found
-
-
-@pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("checked", [False, True])
-def test_calls_that_differ_are_a_mismatch(pool: Pool, checked: bool) -> None:
-    """Flags that are written by additions carry fingerprints as well."""
-    for found in pool.run(_apart, checked):
-        assert found.error == "CollectiveMismatch", found
+    assert found.error == "CollectiveMismatch", found
 
 
 @pytest.mark.worlds(2)

@@ -180,7 +180,10 @@ def test_a_rank_that_never_comes_is_named_by_all_calls_in_flight(pool: Pool) -> 
             assert f"rank {absent}" in result.message, result
 
 
-def _aborted(rank: Rank, timeout: float) -> Attempt:
+@pytest.mark.alone
+@pytest.mark.worlds(2)
+@on_ranks
+def test_abort_ends_the_calls_of_all_ranks_and_names_who_did(rank: Rank, timeout: float) -> None:
     """Rank 0 aborts while the others wait for it."""
     group = group_of(rank, timeout=timedelta(seconds=60 * timeout))
     assert _sum(rank, group)
@@ -190,16 +193,8 @@ def _aborted(rank: Rank, timeout: float) -> Attempt:
     found = attempt(partial(until_known, rank, group))
     rank.barrier()
     dist.destroy_process_group(group)
-    return found
-
-
-@pytest.mark.alone
-@pytest.mark.worlds(2)
-def test_abort_ends_the_calls_of_all_ranks_and_names_who_did(pool: Pool) -> None:
-    timeout = timeout_now(pool)
-    for found in pool.run(_aborted, timeout):
-        assert_raised(found, "CommunicatorPoisoned", "rank 0 has aborted")
-        assert found.seconds < 10 * timeout
+    assert_raised(found, "CommunicatorPoisoned", "rank 0 has aborted")
+    assert found.seconds < 10 * timeout
 
 
 AGAIN = """
@@ -475,24 +470,20 @@ def test_bad_input_is_refused_on_every_rank_and_the_group_works_on(rank: Rank) -
         assert_raised(refusal, error, words)
 
 
-def _lists_of_other_sizes(rank: Rank) -> list[Attempt]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_tensors_of_a_list_have_the_size_of_the_other_argument(rank: Rank) -> None:
     """Only root has a list and refuses it, so the other rank makes no call."""
     group, x = group_of(rank), ones(rank, 3)
     assert _sum(rank, group)
-    lists, found = [ones(rank, 2), ones(rank, 4)], []
     if rank.rank == 0:
-        found.append(attempt(lambda: dist.gather(x, lists, group=group)))
-        found.append(attempt(lambda: dist.scatter(x, lists, group=group)))
+        lists, words = [ones(rank, 2), ones(rank, 4)], "_list: got a tensor of shape [2]"
+        gather = attempt(lambda: dist.gather(x, lists, group=group))
+        assert_raised(gather, "ValueError", words, "as the input has, 3")
+        scatter = attempt(lambda: dist.scatter(x, lists, group=group))
+        assert_raised(scatter, "ValueError", words, "as the output has, 3")
     assert _sum(rank, group)
     dist.destroy_process_group(group)
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_tensors_of_a_list_have_the_size_of_the_other_argument(pool: Pool) -> None:
-    gather, scatter = pool.run(_lists_of_other_sizes)[0]
-    for refusal, words in ((gather, "as the input has, 3"), (scatter, "as the output has, 3")):
-        assert_raised(refusal, "ValueError", "_list: got a tensor of shape [2]", words)
 
 
 @pytest.mark.worlds(2)

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from ..attempt import Attempt, assert_raised, attempt, finish, in_a_child, ones, works
-from ..limits import timeout_now
-from ..pool import Pool, Pools, on_ranks
+from ..pool import Pools, on_ranks
 from ..rank import Rank
 from ..worlds import World, gpu_count
 
@@ -116,7 +115,10 @@ def test_init_and_calls_in_a_forked_child_are_refused(rank: Rank) -> None:
         assert destroy == ": ", destroy
 
 
-def _only_one_refuses(rank: Rank, timeout: float) -> tuple[Attempt, Attempt]:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_when_one_rank_refuses_the_others_time_out_by_name(rank: Rank, timeout: float) -> None:
+    """No rank hangs because another rank's argument was wrong."""
     communicator = rank.new_communicator("one-refuses", rank.fresh_group(), call_timeout=timeout)
 
     def call(reduce_op: str) -> None:
@@ -127,14 +129,7 @@ def _only_one_refuses(rank: Rank, timeout: float) -> tuple[Attempt, Attempt]:
     rank.barrier()
     after = attempt(lambda: call("sum"))
     communicator.destroy()
-    return found, after
-
-
-@pytest.mark.worlds(2, 3)
-def test_when_one_rank_refuses_the_others_time_out_by_name(pool: Pool) -> None:
-    """No rank hangs because another rank's argument was wrong."""
-    results = pool.run(_only_one_refuses, timeout_now(pool))
-    assert results[0][0].error == "ValueError"
-    assert results[0][1].error == "CollectiveTimeout"
-    for found, _ in results[1:]:
+    if rank.rank == 0:
+        assert (found.error, after.error) == ("ValueError", "CollectiveTimeout"), (found, after)
+    else:
         assert_raised(found, "CollectiveTimeout", "rank 0")

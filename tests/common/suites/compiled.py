@@ -20,7 +20,7 @@ from ..calls import Fields
 from ..check import differences
 from ..compiling import code_of, inductor, needs_compiler
 from ..operators import call_of
-from ..pool import Pool, on_ranks
+from ..pool import on_ranks
 from ..rank import Rank
 from ..shares import own_part
 from . import tracing
@@ -127,39 +127,40 @@ def _without(marks: str) -> Iterator[None]:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @needs_compiler
-def test_every_call_is_kept_in_its_order(pool: Pool, training: bool) -> None:
+@on_ranks(deadline=400.0)
+def test_every_call_is_kept_in_its_order(rank: Rank, training: bool) -> None:
     """Hazard 26: 20 calls, some of which a compiler would drop, merge or reorder. Each rank
     compiles for itself, with different shapes."""
-    found = pool.run(_compiled, training, deadline=400.0)
-    for rank in found:
-        assert rank.kept[0] == expected()
-        assert rank.kept == found[0].kept
-        assert not any(rank.results)
-    assert len(found[0].kept) == 1 + training
+    kept, results = _compiled(rank, training)
+    assert kept[0] == expected()
+    assert rank.gather(kept) == [kept] * rank.size
+    assert not any(results)
+    assert len(kept) == 1 + training
     if training:  # gradients of equal calls are summed before they are reduced
-        backward = found[0].kept[1]
-        assert [c.split()[0] for c in backward].count("reducescatter") == APART
-        assert "allreduce" in " ".join(backward)
+        assert [c.split()[0] for c in kept[1]].count("reducescatter") == APART
+        assert "allreduce" in " ".join(kept[1])
 
 
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("unmarked", ["token", "token lowering"])
 @needs_compiler
-def test_without_a_token_calls_are_lost(pool: Pool, unmarked: str) -> None:
+@on_ranks(deadline=400.0)
+def test_without_a_token_calls_are_lost(rank: Rank, unmarked: str) -> None:
     """The control: Inductor's node alone takes effect too late, and having neither mark is
     worse."""
-    for rank in pool.run(_compiled, False, unmarked, deadline=400.0):
-        assert len(rank.kept[0]) < len(expected())
+    kept, _ = _compiled(rank, False, unmarked)
+    assert len(kept[0]) < len(expected())
 
 
 @pytest.mark.worlds(2)
 @pytest.mark.skipif(torch.__version__ >= "2.15", reason="there the token keeps the order by itself")
 @needs_compiler
-def test_without_a_lowering_calls_change_their_places(pool: Pool) -> None:
+@on_ranks(deadline=400.0)
+def test_without_a_lowering_calls_change_their_places(rank: Rank) -> None:
     """The control: the token alone does not constrain Inductor's scheduler."""
-    for rank in pool.run(_compiled, False, "lowering", deadline=400.0):
-        assert sorted(rank.kept[0]) == sorted(expected())
-        assert rank.kept[0] != expected()
+    kept, _ = _compiled(rank, False, "lowering")
+    assert sorted(kept[0]) == sorted(expected())
+    assert kept[0] != expected()
 
 
 @pytest.mark.worlds(2)

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -426,40 +427,28 @@ def test_other_memory_on_one_rank_alone_ends_in_an_error(pool: Pool, algorithm: 
         assert len(set(errors)) == 1 or "" not in errors, results
 
 
-def _facts_of_one_rank(rank: Rank) -> list[tuple[dict[str, Any], str]]:
-    # Rank 0 has other addresses, less free memory and another environment.
-    ballast = []
-    if rank.rank == 0:
-        ballast = [torch.empty(1 << 20, device=rank.device) for _ in range(37)]
-        os.environ["COLLX_UNRELATED"] = "1"
-        os.environ["OMP_NUM_THREADS"] = "3"
-    communicator = rank.new_communicator("facts")
-    found = []
-    for numel in (1, 1000, 100_000, 3_000_000):
-        for dtype in (torch.float32, torch.int32):
-            plan = asdict(communicator.explain("allreduce", numel, dtype))
-            plan.pop("communicator")
-            found.append((plan, ""))
-    # Alignment and contiguity of the input differ between ranks.
-    base = torch.arange(4000, device=rank.device, dtype=torch.float32)
-    own = base[rank.rank : rank.rank + 1000] if rank.rank % 2 else base[:2000:2]
-    each = [base[r : r + 1000] if r % 2 else base[:2000:2] for r in range(rank.size)]
-    want = torch.stack(each).sum(0)  # small integers: exact in any order
-    found.append(({}, differences(allreduce(communicator, own).cpu(), want.cpu())))
-    communicator.destroy()
-    del ballast
-    os.environ.pop("COLLX_UNRELATED", None)
-    return found
-
-
 @pytest.mark.worlds(2, 4)
-def test_selection_does_not_depend_on_facts_of_one_rank(pool: Pool) -> None:
+@on_ranks
+def test_selection_does_not_depend_on_facts_of_one_rank(rank: Rank) -> None:
     """Hazard 5: free memory, addresses and environment differ, but the plan is the same on all
     ranks."""
-    results = pool.run(_facts_of_one_rank)
-    for found in results[1:]:
-        assert [plan for plan, _ in found] == [plan for plan, _ in results[0]]
-    assert all(wrong == "" for found in results for _, wrong in found)
+    # Rank 0 has other addresses, less free memory and another environment.
+    ballast, other = [], {}
+    if rank.rank == 0:
+        ballast = [torch.empty(1 << 20, device=rank.device) for _ in range(37)]
+        other = {"COLLX_UNRELATED": "1", "OMP_NUM_THREADS": "3"}
+    with mock.patch.dict(os.environ, other), rank.new_communicator("facts") as communicator:
+        for numel in (1, 1000, 100_000, 3_000_000):
+            for dtype in (torch.float32, torch.int32):
+                plan = asdict(communicator.explain("allreduce", numel, dtype))
+                plan.pop("communicator")
+                assert rank.gather(plan) == [plan] * rank.size
+        # Alignment and contiguity of the input differ between ranks.
+        base = torch.arange(4000, device=rank.device, dtype=torch.float32)
+        each = [base[r : r + 1000] if r % 2 else base[:2000:2] for r in range(rank.size)]
+        want = torch.stack(each).sum(0)  # small integers: exact in any order
+        assert differences(allreduce(communicator, each[rank.rank]).cpu(), want.cpu()) == ""
+    del ballast
 
 
 @pytest.mark.worlds(1, 2, 4)
