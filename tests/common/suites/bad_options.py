@@ -55,9 +55,8 @@ def test_a_variable_that_is_neither_0_nor_1_is_refused(rank: Rank, variable: str
     finally:
         del os.environ[variable]
     assert works(rank, communicator)
-    assert_raised(
-        found, "ValueError", f"environment variable {variable}: got 'yes'; accepted: 0, 1"
-    )
+    words = (f"environment variable {variable}: got 'yes'; accepted: 0, 1",)
+    assert_raised(found, "ValueError", *words)
 
 
 @pytest.mark.worlds(1, 2)

@@ -61,18 +61,15 @@ def test_destroy_twice_is_harmless_and_calls_afterwards_are_refused(rank: Rank) 
     communicator = rank.new_communicator("twice")
     assert works(rank, communicator)
     name = communicator.name
-    found = [attempt(communicator.destroy), attempt(communicator.destroy)]
-    found.append(attempt(lambda: torch.ops.collx.allreduce(ones(rank), "sum", name)))
-    found.append(attempt(communicator.__enter__))
+    communicator.destroy()
+    communicator.destroy()
+    call = attempt(lambda: torch.ops.collx.allreduce(ones(rank), "sum", name))
+    assert_raised(attempt(communicator.__enter__), "CommunicatorPoisoned")
     assert communicator.destroyed
     with rank.new_communicator("twice") as fresh:
         assert works(rank, fresh)
-    once, twice, call, enter = found
-    assert once.error == ""
-    assert twice.error == ""
     assert call.error in ("ValueError", "CommunicatorPoisoned"), call
     assert "test-twice" in call.message
-    assert enter.error == "CommunicatorPoisoned"
 
 
 @pytest.mark.worlds(1, 2)

@@ -477,53 +477,42 @@ def test_what_cannot_be_posted_is_refused_by_name(rank: Rank) -> None:
         result = torch.compile(function, backend="eager")(x)
         assert bool((result == 2 * rank.size).all())  # between two graphs
     torch._dynamo.reset()
+
     post: Any = collx.post
-    found = [
-        attempt(lambda: collx.post(torch.add, x, x)),
-        attempt(lambda: collx.post("allreduce", x)),
-        attempt(lambda: collx.post(collx.allreduce, x.as_subclass(Subclass), group=communicator)),
-        attempt(lambda: post(collx.allreduce, x, group=communicator, async_op=True)),
-        attempt(lambda: post()),
-        attempt(lambda: collx.post(collx.allreduce, x, group=communicator, algorithm="none")),
-        attempt(lambda: collx.post(collx.allreduce, x, group=communicator, out=x[1:])),
-        attempt(lambda: collx.post(collx.allreduce, x, group=communicator, extras=(1,))),
-        attempt(lambda: post(collx.allreduce, x, group=communicator, max_blocks="many")),
-        attempt(lambda: post(collx.allreduce, "x", group=communicator)),
-        attempt(lambda: post(collx.allreduce, x, 5, communicator)),
-        attempt(lambda: collx.post(collx.allreduce, x, group=communicator).wait(timeout=-1.0)),
-        attempt(lambda: collx.post(collx.allreduce_, imaginary, group=communicator)),
-        attempt(lambda: collx.post(collx.allreduce, x, group=communicator, out=imaginary)),
-        attempt(lambda: torch.func.vmap(gathered)(x[None])),
-        *(
-            attempt(partial(torch.compile(function, fullgraph=True, backend="eager"), x))
-            for function in (doubled, doubled_async)
-        ),
-    ]
+    reduce = collx.allreduce
+
+    def refused(error: str, words: str, *args: Any, **options: Any) -> None:
+        assert_raised(attempt(lambda: post(*args, group=communicator, **options)), error, words)
+
+    words = "function: got add; accepted: collx.allreduce"
+    assert_raised(attempt(lambda: post(torch.add, x, x)), "TypeError", words)
+    refused("TypeError", "function: got 'allreduce'", "allreduce", x)
+    words = "post() missing 1 required positional argument: 'function'"
+    assert_raised(attempt(post), "TypeError", words)
+    tensor, words = x.as_subclass(Subclass), "async_op: got True with a tensor subclass"
+    refused("NotImplementedError", f"collx.allreduce: {words}", reduce, tensor)
+    words = "multiple values for keyword argument 'async_op'"
+    refused("TypeError", words, reduce, x, async_op=True)
+    refused("ValueError", "algorithm: got", reduce, x, algorithm="none")
+    refused("ValueError", "collx.allreduce: out", reduce, x, out=x[1:])
+    words = "collx.allreduce: extras: got 1 without epilogue="
+    refused("ValueError", words, reduce, x, extras=(1,))
+    refused("RuntimeError", "'max_blocks'", reduce, x, max_blocks="many")
+    refused("RuntimeError", "'input'", reduce, "x")
+    refused("TypeError", "collx.allreduce: reduce_op: got 5", reduce, x, 5)
+    words = "an asynchronous call cannot write a conjugate"
+    refused("NotImplementedError", f"allreduce: input: {words}", collx.allreduce_, imaginary)
+    refused("NotImplementedError", f"allreduce: out: {words}", reduce, x, out=imaginary)
+    waits = attempt(lambda: post(reduce, x, group=communicator).wait(timeout=-1.0))
+    assert_raised(waits, "ValueError", "wait: timeout: got -1")
+    batch = attempt(lambda: torch.func.vmap(gathered)(x[None]))
+    words = "allgather: an asynchronous call cannot take a batch"
+    assert_raised(batch, "NotImplementedError", words)
+    for function in (doubled, doubled_async):
+        compiled = torch.compile(function, fullgraph=True, backend="eager")
+        words = "collx.allreduce: async_op=True: not supported in a compiled graph"
+        assert_raised(attempt(partial(compiled, x)), "Unsupported", words)
     assert works(rank, communicator)
-    wanted = [
-        ("TypeError", "function: got add; accepted: collx.allreduce"),
-        ("TypeError", "function: got 'allreduce'"),
-        (
-            "NotImplementedError",
-            "collx.allreduce: async_op: got True with a tensor subclass",
-        ),
-        ("TypeError", "multiple values for keyword argument 'async_op'"),
-        ("TypeError", "post() missing 1 required positional argument: 'function'"),
-        ("ValueError", "algorithm: got"),
-        ("ValueError", "collx.allreduce: out"),
-        ("ValueError", "collx.allreduce: extras: got 1 without epilogue="),
-        ("RuntimeError", "'max_blocks'"),
-        ("RuntimeError", "'input'"),
-        ("TypeError", "collx.allreduce: reduce_op: got 5"),
-        ("ValueError", "wait: timeout: got -1"),
-        ("NotImplementedError", "allreduce: input: an asynchronous call cannot write a conjugate"),
-        ("NotImplementedError", "allreduce: out: an asynchronous call cannot write a conjugate"),
-        ("NotImplementedError", "allgather: an asynchronous call cannot take a batch"),
-        ("Unsupported", "collx.allreduce: async_op=True: not supported in a compiled graph"),
-        ("Unsupported", "collx.allreduce: async_op=True: not supported in a compiled graph"),
-    ]
-    for result, (error, words) in zip(found, wanted, strict=True):
-        assert_raised(result, error, words)
 
 
 @pytest.mark.worlds(1, 2)

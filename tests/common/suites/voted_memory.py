@@ -167,9 +167,8 @@ def test_an_ordinary_tensor_cannot_be_registered(rank: Rank) -> None:
     tensor = torch.ones(8, device=rank.device)
     found = attempt(lambda: communicator.register(tensor))
     fine = _all_calls_work(rank, communicator)
-    assert_raised(
-        found, "ValueError", "register: tensor: got one that was not allocated as symmetric"
-    )
+    words = ("register: tensor: got one that was not allocated as symmetric",)
+    assert_raised(found, "ValueError", *words)
     assert fine
 
 
