@@ -298,24 +298,25 @@ def test_beside_communicators_and_groups_of_other_kinds(rank: Rank) -> None:
     """The group together with the program's own communicator for it, a group of another backend and
     subgroups created by a split."""
     group = group_of(rank)
-    found: dict[str, Any] = {"first": _sum(rank, group)}
+    assert _sum(rank, group)
     with collx.init(group, device=rank.device, payload_bytes=4 << 20) as own:
-        found["own"] = collx.get(group) is own
+        assert collx.get(group) is own
         x = torch.ones(100, device=rank.device)
-        found["both"] = bool((collx.allreduce(x, group=group) == rank.size).all())
+        assert bool((collx.allreduce(x, group=group) == rank.size).all())
         result = collx.allreduce(x, group=own, algorithm="fallback")
-        found["fallback"] = bool((result == rank.size).all())
-        found["still"] = _sum(rank, group)
-    found["of the backend"] = collx.get(group).name.endswith(rank.device.type)
+        assert bool((result == rank.size).all())
+        assert _sum(rank, group)
+    assert collx.get(group).name.endswith(rank.device.type)
     result = collx.allreduce(x, group=group, algorithm="fallback")
-    found["its fallback"] = bool((result == rank.size).all())
+    assert bool((result == rank.size).all())
     gloo = dist.new_group(backend="gloo")
     y = torch.ones(3)
     dist.all_reduce(y, group=gloo)
-    found["gloo"] = y.tolist() == [rank.size] * 3
+    assert y.tolist() == [rank.size] * 3
     backend = group._get_backend(rank.device)
     options = copy.deepcopy(backend.options)
-    found["options"] = options.payload_bytes is None and options.max_blocks is None
+    assert options.payload_bytes is None
+    assert options.max_blocks is None
     ranks = list(range(rank.size))
     part = group.split_group(
         ranks[:1] if rank.rank == 0 else ranks[1:],
@@ -328,20 +329,20 @@ def test_beside_communicators_and_groups_of_other_kinds(rank: Rank) -> None:
     single = group.split_group(
         [rank.rank], timeout=timedelta(seconds=7), group_name=f"single-{rank.rank}"
     )
-    found["own options"] = backend.options.group_name == group.group_name
-    found["own timeout"] = backend.options._timeout == timedelta(seconds=TIMEOUT)
-    found["single"] = single._get_backend(rank.device).options._timeout == timedelta(seconds=7)
+    assert backend.options.group_name == group.group_name
+    assert backend.options._timeout == timedelta(seconds=TIMEOUT)
+    assert single._get_backend(rank.device).options._timeout == timedelta(seconds=7)
     single.shutdown()
     first, *others = (part._get_backend(device) for device in part._device_types)
-    found["one backend"] = len(others) > 0 and all(other is first for other in others)
+    assert len(others) > 0
+    assert all(other is first for other in others)
     z = torch.ones(4, device=rank.device)
     part.allreduce([z]).wait()
-    found["split"] = z.tolist() == [1.0 if rank.rank == 0 else rank.size - 1.0] * 4
+    assert z.tolist() == [1.0 if rank.rank == 0 else rank.size - 1.0] * 4
     part.shutdown()
-    found["shut down"] = "shut down" in attempt(lambda: part.allreduce([z])).message
+    assert "shut down" in attempt(lambda: part.allreduce([z])).message
     dist.destroy_process_group(group)
     dist.destroy_process_group(gloo)
-    assert all(found.values()), found
 
 
 @pytest.mark.worlds(1, 2)

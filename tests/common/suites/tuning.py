@@ -69,36 +69,34 @@ CALLS: dict[str, dict[str, Any]] = {
 @pytest.mark.worlds(2, 3)
 @on_ranks
 def test_a_table_replaces_the_choice_of_auto_and_keeps_the_bits(rank: Rank) -> None:
-    found: dict[str, Any] = {}
     numel = SIZE // 4
     x = _values(rank, numel)
-    results = {}
-    for name, tuning in (("without", None), ("with", table(rank))):
+    plans: dict[Any, dict[str, tuple[str, str, str]]] = {}
+    results = []
+    for name, tuning in ((None, None), ("a dict", table(rank))):
         with rank.new_communicator(f"tuning {name}", tuning=tuning) as communicator:
-            found[f"{name} source"] = communicator.tuning
+            assert communicator.tuning == name
+            plans[name] = {}
             for what, options in CALLS.items():
                 plan = communicator.explain(
                     **{"op": "allreduce", "dtype": torch.float32, **options}
                 )
-                found[f"{name} {what}"] = (plan.algorithm, plan.executed_by, plan.tuning)
-            found[f"{name} text"] = str(communicator.explain("allreduce", numel, torch.float32))
-            results[name] = collx.allreduce(x, group=communicator)
+                plans[name][what] = (plan.algorithm, plan.executed_by, plan.tuning)
+            text = str(communicator.explain("allreduce", numel, torch.float32))
+            results.append(collx.allreduce(x, group=communicator))
             communicator.synchronize()
-    found["equal"] = torch.equal(results["with"], results["without"])
+    assert torch.equal(*results)
+    without, tuned = plans.values()
     chosen = "entry of 1,024 to 8,192 bytes in a dict"
-    assert found["with source"] == "a dict"
-    assert found["without source"] is None
     for what in ("fits", "first", "last"):
-        assert found[f"with {what}"] == (OTHER, OTHER, chosen), found
-    assert chosen in found["with text"]
+        assert tuned[what] == (OTHER, OTHER, chosen)
+    assert chosen in text
     for what in ("too small", "too large", "symmetric", "dtype", "op"):
-        assert found[f"with {what}"][:2] == found[f"without {what}"][:2], found
-        assert found[f"with {what}"][2] == "built-in table; no entry of a dict fits"
-        assert found[f"without {what}"][2] == "built-in table"
-    assert found["with named"] == found["without named"]
-    assert found["with named"][2] == "the call names the algorithm"
-    assert found["without fits"][0] == BUILT_IN[rank.device.type], found
-    assert found["equal"]
+        assert tuned[what] == (*without[what][:2], "built-in table; no entry of a dict fits")
+        assert without[what][2] == "built-in table"
+    assert tuned["named"] == without["named"]
+    assert tuned["named"][2] == "the call names the algorithm"
+    assert without["fits"][0] == BUILT_IN[rank.device.type]
 
 
 @pytest.mark.worlds(2)
