@@ -9,7 +9,6 @@ import threading
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -27,7 +26,7 @@ from ..limits import AT_ONCE, assert_in_time, timeout_now
 from ..pool import Pool, on_ranks
 from ..rank import TIMEOUT, Rank
 from .backend import finish, group_of, until_known
-from .lifecycle import exit_codes
+from .lifecycle import exit_codes, held
 
 GROUPS = 12
 CYCLES = {"cpu": 40, "cuda": 10}
@@ -97,10 +96,8 @@ def test_groups_come_and_go_while_another_one_is_used(rank: Rank) -> None:
 def _held() -> dict[str, int]:
     shared = [name for name in os.listdir("/dev/shm") if "collx" in name]
     return {
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": len(os.listdir("/proc/self/task")),
+        **held(),
         "shared files": len(shared),
-        "maps": len(Path("/proc/self/maps").read_text().splitlines()),
         "communicators": len(collx.communicator.live()),
     }
 

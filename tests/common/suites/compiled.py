@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -27,15 +27,6 @@ from . import tracing
 
 UNUSED, EQUAL, APART = 5, 5, 10
 EQUAL_NUMBER = 50
-
-
-class Calls(NamedTuple):
-    """The calls of one program, as `compiling.calls_in` returns them."""
-
-    kept: list[list[str]]
-    """By graph: one graph, or with gradients the forward and the backward pass."""
-    results: list[str]
-    """How each result differs from that of the eager program."""
 
 
 def expected() -> list[str]:
@@ -70,7 +61,10 @@ def _program(rank: Rank, name: str, x: torch.Tensor, own: list[torch.Tensor]) ->
     return results
 
 
-def _compiled(rank: Rank, training: bool, unmarked: str = "") -> Calls:
+def _compiled(rank: Rank, training: bool, unmarked: str = "") -> tuple[list[list[str]], list[str]]:
+    """Returns the calls of a program by graph, as `compiling.calls_in` does (with gradients, the
+    forward and the backward pass have a graph each), and how each result differs from that of the
+    eager program."""
     name = rank.communicator().name
 
     def tensors() -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -92,7 +86,7 @@ def _compiled(rank: Rank, training: bool, unmarked: str = "") -> Calls:
         sum(tensor.sum() for tensor in wanted).backward()
         pairs += [(a.grad, b.grad) for a, b in zip(given[1], plain[1], strict=True)]
         pairs.append((given[0].grad, plain[0].grad))
-    return Calls(kept, [differences(a.detach().cpu(), b.detach().cpu()) for a, b in pairs])
+    return kept, [differences(a.detach().cpu(), b.detach().cpu()) for a, b in pairs]
 
 
 @contextmanager

@@ -265,7 +265,9 @@ def test_a_time_out_leaves_a_trace(pool: Pool, tmp_path: Path) -> None:
     assert status["last_started_collective"] == of_this[-1]["collective_seq_id"]
 
 
-def _profiled(rank: Rank, folder: str) -> None:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_profilers_see_ranges_with_the_fields_of_collectives(rank: Rank, tmp_path: Path) -> None:
     communicator = rank.communicator()
     x = ones(rank, 300)
     allreduce(communicator, x)
@@ -273,21 +275,16 @@ def _profiled(rank: Rank, folder: str) -> None:
     with torch.profiler.profile(activities=kinds) as profile:
         allreduce(communicator, x, "twoshot_push")
     finish(communicator)
-    profile.export_chrome_trace(f"{folder}/{rank.rank}.json")
-
-
-@pytest.mark.worlds(2)
-def test_profilers_see_ranges_with_the_fields_of_collectives(pool: Pool, tmp_path: Path) -> None:
-    pool.run(_profiled, str(tmp_path))
-    for rank in range(2):
-        events = json.loads((tmp_path / f"{rank}.json").read_text())["traceEvents"]
-        names = [event.get("name") for event in events]
-        assert names.count("collx.allreduce twoshot_push, 1200 bytes, 2 ranks") == 1
-        (fields,) = [e["args"] for e in events if e.get("name") == "record_param_comms"]
-        assert fields["Collective name"] == "allreduce"
-        assert fields["In msg nelems"] == fields["Out msg nelems"] == 300
-        assert (fields["dtype"], fields["Group size"], fields["Rank"]) == ("Float", 2, rank)
-        assert fields["Process Group Ranks"] == "[0, 1]"
+    trace = tmp_path / f"{rank.rank}.json"
+    profile.export_chrome_trace(str(trace))
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = [event.get("name") for event in events]
+    assert names.count("collx.allreduce twoshot_push, 1200 bytes, 2 ranks") == 1
+    (fields,) = [e["args"] for e in events if e.get("name") == "record_param_comms"]
+    assert fields["Collective name"] == "allreduce"
+    assert fields["In msg nelems"] == fields["Out msg nelems"] == 300
+    assert (fields["dtype"], fields["Group size"], fields["Rank"]) == ("Float", 2, rank.rank)
+    assert fields["Process Group Ranks"] == "[0, 1]"
 
 
 @pytest.mark.worlds(2)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from collx._extension import extension
 
-from ..attempt import Attempt, assert_raised, attempt
+from ..attempt import assert_raised, attempt
 from ..limits import assert_in_time
 from ..pool import Pool, on_ranks
 from ..rank import Rank
@@ -54,20 +54,6 @@ def _after(communicator: Any, call: Callable[[], Any]) -> dict[str, Any]:
     return found
 
 
-def _assert_passed_on(found: dict[str, Any], op: str, error: str, *words: str) -> None:
-    call: Attempt = found["call"]
-    assert_raised(call, error, *words)
-    assert call.seconds < PATIENCE / 2, found
-    assert "waited" not in call.message, found
-    for later in (found["check"], found["next"]):
-        assert_raised(
-            later, "CommunicatorPoisoned", "the process group of rank 0", "phase fallback", op
-        )
-    assert found["status"]["failure"] == "group", found
-    assert found["status"]["phase"] == "fallback", found
-    assert found["status"]["call"]["op"] == op, found
-
-
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("op", ["allreduce", "alltoall", "allreduce_rmsnorm", "barrier"])
 @on_ranks
@@ -86,7 +72,16 @@ def test_what_the_process_group_raises_comes_at_once(rank: Rank, op: str) -> Non
         del group
     else:
         found = _after(communicator, call)
-        _assert_passed_on(found, op, "DistBackendError", f"collx.{op}", "phase fallback", "peer")
+        words = (f"collx.{op}", "phase fallback", "peer")
+        assert_raised(found["call"], "DistBackendError", *words)
+        assert found["call"].seconds < PATIENCE / 2, found
+        assert "waited" not in found["call"].message, found
+        words = ("the process group of rank 0", "phase fallback", op)
+        for later in (found["check"], found["next"]):
+            assert_raised(later, "CommunicatorPoisoned", *words)
+        assert found["status"]["failure"] == "group", found
+        assert found["status"]["phase"] == "fallback", found
+        assert found["status"]["call"]["op"] == op, found
     rank.barrier()
 
 

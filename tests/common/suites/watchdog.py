@@ -271,11 +271,6 @@ def test_the_thread_is_there_as_long_as_a_communicator_asks_for_it(rank: Rank) -
     assert found == [0, 1, 1, 1, 1, 1, True]
 
 
-def _finish(communicator: Any, handle: Any) -> None:
-    handle.wait()
-    finish(communicator)
-
-
 @pytest.mark.alone
 @pytest.mark.worlds(2)
 @on_ranks
@@ -286,7 +281,7 @@ def test_the_log_comes_before_the_time_out_and_destroy_after_it(rank: Rank, time
     with _logged() as lines:
         if rank.rank == 0:
             handle = collx.post(collx.allreduce, ones(rank), group=communicator)
-            found = attempt(lambda: _finish(communicator, handle))
+            found = attempt(lambda: (handle.wait(), communicator.synchronize()))
             assert found.error == "CollectiveTimeout", found
         rank.barrier()
         communicator.destroy()
