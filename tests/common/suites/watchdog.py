@@ -113,7 +113,7 @@ def _late(
 def _assert_named(
     lines: Lines, rank: Rank, timeout: float, op: str | None = ".allreduce", missing: str = ""
 ) -> None:
-    """Fails unless the last rank, which waited for nobody, has logged nothing, and each other rank
+    """Fails unless the last rank, which waits for no other, has logged nothing, and each other rank
     one line, which names the last one."""
     if rank.rank == rank.size - 1:
         assert not lines
