@@ -170,6 +170,12 @@ def pool(pools: Pools, request: pytest.FixtureRequest) -> Pool:
     return pools.get(world)
 
 
+@pytest.fixture
+def timeout(pool: Pool) -> float:
+    """Returns a timeout that the ranks of the pool only exceed if the test delays them."""
+    return limits.timeout_now(pool)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Reports what was sampled, and the tests that were skipped because they need a GPU."""
     sampled = sampling.summary()

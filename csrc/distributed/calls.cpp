@@ -101,6 +101,12 @@ std::optional<Reduction> reduction_of(const c10d::ReduceOp& op, const at::Tensor
   return reduction;
 }
 
+at::Tensor flat(const char* op, const char* argument, const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), "collx: ", op, ": ", argument,
+                    ": got a tensor that is not contiguous; accepted: a contiguous one");
+  return tensor.view({-1});
+}
+
 namespace {
 
 /// The reduction of an input for the output `to`.
@@ -115,14 +121,6 @@ bool same_sizes(const Tensors& tensors) {
   return std::ranges::all_of(tensors, [&](const at::Tensor& tensor) {
     return tensor.numel() == tensors[0].numel() && tensor.scalar_type() == tensors[0].scalar_type();
   });
-}
-
-/// A contiguous tensor as one axis. Raises ValueError, which names the collective and the argument,
-/// if the tensor is not contiguous.
-at::Tensor flat(const char* op, const char* argument, const at::Tensor& tensor) {
-  TORCH_CHECK_VALUE(tensor.is_contiguous(), "collx: ", op, ": ", argument,
-                    ": got a tensor that is not contiguous; accepted: a contiguous one");
-  return tensor.view({-1});
 }
 
 /// The memory of the tensors as one flat tensor, if they are dense, have equal sizes, and are

@@ -27,6 +27,10 @@ struct Reduction {
 /// the dtype.
 std::optional<Reduction> reduction_of(const c10d::ReduceOp& op, const at::Tensor& tensor);
 
+/// A contiguous tensor as one axis. Raises ValueError, which names the collective and the argument,
+/// if the tensor is not contiguous.
+at::Tensor flat(const char* op, const char* argument, const at::Tensor& tensor);
+
 /// Makes calls on one communicator, posted or synchronous.
 class Calls {
  public:

@@ -52,6 +52,13 @@ def attempt(function: Callable[[], Any]) -> Attempt:
     return Attempt(name, message, seconds, bases, started, _held_up() - held_up)
 
 
+def assert_raised(found: Attempt, error: str, *words: str) -> None:
+    """Fails unless the call raised this class of error, with these words in its message."""
+    assert found.error == error, found
+    for word in words:
+        assert word in found.message, (word, found)
+
+
 def call_until_failure(rank: Rank, call: Callable[[], Any], word: str = "calling") -> Attempt:
     """Repeats a call until it fails, and returns the outcome of the last one. After all ranks have
     sent `word`, each of them is making calls."""

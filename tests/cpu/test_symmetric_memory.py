@@ -80,7 +80,10 @@ def test_without_the_barrier_the_same_rounds_go_wrong(pool: Pool) -> None:
     assert sum(pool.run(_barrier_rounds, False, 100)) > 0
 
 
-def _pass_round(rank: Rank, rounds: int) -> int:
+@pytest.mark.worlds(2, 4, 8)
+@on_ranks
+def test_signals_order_data_round_a_ring(rank: Rank) -> None:
+    rounds = 100
     tensor = allocate(1024, torch.int64)
     handle = rendezvous(tensor, world_group())
     previous, following = (rank.rank - 1) % rank.size, (rank.rank + 1) % rank.size
@@ -94,15 +97,7 @@ def _pass_round(rank: Rank, rounds: int) -> int:
         handle.wait_signal(previous, channel=1)
     rank.barrier()
     assert _pads_are_zero(handle)
-    assert bool((tensor == tensor[0]).all())
-    return int(tensor[0])
-
-
-@pytest.mark.worlds(2, 4, 8)
-def test_signals_order_data_round_a_ring(pool: Pool) -> None:
-    rounds = 100
-    last = (rounds - 1) * pool.size
-    assert pool.run(_pass_round, rounds) == [last + r for r in range(pool.size)]
+    assert bool((tensor == (rounds - 1) * rank.size + rank.rank).all())
 
 
 @pytest.mark.worlds(2)
@@ -125,7 +120,9 @@ def test_a_second_signal_waits_until_the_first_is_taken(rank: Rank) -> None:
     rank.barrier()
 
 
-def _count_while_waiting(rank: Rank) -> int:
+@pytest.mark.worlds(1)
+@on_ranks
+def test_other_python_threads_run_during_a_wait(rank: Rank) -> None:
     handle = rendezvous(allocate(1), world_group())
     ticks, waiting = 0, True
 
@@ -140,12 +137,7 @@ def _count_while_waiting(rank: Rank) -> int:
     attempt(lambda: handle.wait_signal(0, channel=0, timeout_ms=500))
     waiting = False
     thread.join()
-    return ticks
-
-
-@pytest.mark.worlds(1)
-def test_other_python_threads_run_during_a_wait(pool: Pool) -> None:
-    assert pool.run(_count_while_waiting)[0] > 10
+    assert ticks > 10
 
 
 @pytest.mark.worlds(4)
@@ -272,25 +264,20 @@ def test_memory_is_zeroed_aligned_and_taken_only_where_touched(rank: Rank) -> No
 _F_GET_SEALS, _F_SEAL_EXEC, _MFD_NOEXEC_SEAL = 1034, 0x20, 0x8  # from linux/fcntl.h, memfd.h
 
 
-def _seals(rank: Rank) -> int:
-    tensor = allocate(8)
-    files = {f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")}
-    own = [file for file in files if os.path.lexists(file) and "collx buffer" in os.readlink(file)]
-    with open(own[-1], "rb") as file:
-        seals = fcntl.fcntl(file, _F_GET_SEALS)
-    del tensor
-    return seals
-
-
 @pytest.mark.worlds(1)
-def test_memory_is_not_executable(pool: Pool) -> None:
+@on_ranks
+def test_memory_is_not_executable(rank: Rank) -> None:
     """A machine with vm.memfd_noexec=2 requires this. Kernels before 6.3 do not have the seal."""
     try:
         os.close(os.memfd_create("probe", _MFD_NOEXEC_SEAL))
     except OSError:
         pytest.skip("this kernel does not know MFD_NOEXEC_SEAL")
-    (seals,) = pool.run(_seals)
-    assert seals & _F_SEAL_EXEC
+    tensor = allocate(8)
+    files = {f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")}
+    own = [file for file in files if os.path.lexists(file) and "collx buffer" in os.readlink(file)]
+    with open(own[-1], "rb") as file:
+        assert fcntl.fcntl(file, _F_GET_SEALS) & _F_SEAL_EXEC
+    del tensor
 
 
 @pytest.mark.worlds(1)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.common.attempt import Attempt, attempt
+from tests.common.attempt import Attempt, assert_raised, attempt, in_a_child
 from tests.common.limits import assert_in_time, timeout_now
 from tests.common.pool import Pool, on_ranks
 from tests.common.rank import Rank
@@ -58,9 +58,8 @@ def _await_signals(rank: Rank) -> list[Attempt]:
 def test_waits_end_in_time_and_name_rank_channel_and_peer(pool: Pool) -> None:
     results = pool.run(_await_signals)
     for rank, (wait, *_) in enumerate(results):
-        assert wait.error == "RuntimeError"
-        for part in (f"rank {rank} ", "200 ms", "channel 5", f"rank {1 - rank} to signal"):
-            assert part in wait.message
+        words = (f"rank {rank} ", "200 ms", "channel 5", f"rank {1 - rank} to signal")
+        assert_raised(wait, "RuntimeError", *words)
         assert wait.seconds >= 0.2
         assert_in_time(wait, 0.2)
     barrier = results[0][1]
@@ -156,8 +155,7 @@ def test_a_rank_lost_in_a_rendezvous_is_named_in_time_and_leaves_nothing(
     timeout = timeout_now(mortal, 2.0)
     mortal.submit(_meet_a_victim, moment, number, timeout)
     for result, before, after in mortal.collect(ranks=[0, 2]):
-        assert result.error == "RuntimeError"
-        assert f"rank {VICTIM}" in result.message
+        assert_raised(result, "RuntimeError", f"rank {VICTIM}")
         assert_in_time(result, timeout)
         assert after.beyond(before) == []
     assert orphans_in_shm() <= orphans
@@ -228,7 +226,9 @@ class _IntrudedStore(HookedStore):
         time.sleep(0.2)
 
 
-def _be_intruded(rank: Rank) -> tuple[float, Holdings, Holdings]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_strangers_at_the_socket_are_ignored(rank: Rank) -> None:
     store: HookedStore = HookedStore(world_store(), 30.0)
     if rank.rank == 1:
         store = _IntrudedStore(world_store())
@@ -238,26 +238,17 @@ def _be_intruded(rank: Rank) -> tuple[float, Holdings, Holdings]:
     before = holdings()
     handle = rendezvous(tensor, group)
     handle.barrier(channel=0)
-    seen = float(handle.get_buffer(1 - rank.rank, (4,), torch.float32)[0])
+    assert bool((handle.get_buffer(1 - rank.rank, (4,), torch.float32) == 1 - rank.rank).all())
     rank.barrier()
-    return seen, before, holdings()
+    assert rank.rank == 1 or holdings().descriptors == before.descriptors
 
 
 @pytest.mark.worlds(2)
-def test_strangers_at_the_socket_are_ignored(pool: Pool) -> None:
-    results = pool.run(_be_intruded)
-    assert [seen for seen, *_ in results] == [1.0, 0.0]
-    _, before, after = results[0]
-    assert after.descriptors == before.descriptors
-
-
-def _fork_and_try(rank: Rank) -> list[str]:
+@on_ranks
+def test_a_forked_child_is_refused_and_its_parent_works_on(rank: Rank) -> None:
     tensor, other = allocate(4), allocate(4)
     handle = rendezvous(tensor, world_group())
     handle.barrier(channel=0)
-    if rank.rank != 0:
-        handle.barrier(channel=0)
-        return []
     calls: list[Callable[[], Any]] = [
         lambda: handle.barrier(channel=0),
         lambda: handle.put_signal(1, channel=0),
@@ -267,22 +258,6 @@ def _fork_and_try(rank: Rank) -> list[str]:
         lambda: rendezvous(other, world_group()),
         lambda: rendezvous(allocate(4), world_group()),
     ]
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        said = [attempt(call).message.splitlines()[0] for call in calls]
-        os.write(write, "\n".join(said).encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        said = pipe.read().splitlines()
-    os.waitpid(child, 0)
+    for call in calls if rank.rank == 0 else []:
+        assert "forked child" in in_a_child(call).splitlines()[0]
     handle.barrier(channel=0)  # the child's attempts have not reached the peer
-    assert len(said) == len(calls)
-    return said
-
-
-@pytest.mark.worlds(2)
-def test_a_forked_child_is_refused_and_its_parent_works_on(pool: Pool) -> None:
-    for message in pool.run(_fork_and_try)[0]:
-        assert "forked child" in message

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import collx
-from tests.common.attempt import allreduce, attempt, finish, ones
+from tests.common.attempt import allreduce, assert_raised, attempt, finish, ones
 from tests.common.calls import Call, Fields, Tensors, as_tuple, make, run_call
 from tests.common.check import arenas_of, bytes_of, cut
 from tests.common.norms import quantizes
@@ -393,10 +393,8 @@ def test_the_fallback_is_refused_in_a_capture(rank: Rank) -> None:
     graph.replay()
     finish(communicator)
     assert set(found) == set(NAMES)
-    for op, refused in found.items():
-        assert refused.error == "NotImplementedError", (op, refused)
-        assert "fallback" in refused.message
-        assert "capture" in refused.message
+    for refused in found.values():
+        assert_raised(refused, "NotImplementedError", "fallback", "capture")
     assert (result == rank.size).all()
 
 

@@ -11,13 +11,12 @@ import pytest
 import torch
 
 import collx
-from tests.common.attempt import Attempt, attempt, call_until_failure, finish, ones
+from tests.common.attempt import Attempt, assert_raised, attempt, call_until_failure, finish, ones
 from tests.common.check import assert_none
 from tests.common.collectives import NAMES, OPS, SPLITS, SYMMETRIC, Call, random_call
 from tests.common.failures import assert_lost_rank_is_named
-from tests.common.limits import timeout_now
 from tests.common.operators import call_of
-from tests.common.pool import Pool
+from tests.common.pool import Pool, on_ranks
 from tests.common.rank import Rank
 from tests.common.suites.fuzz import make_calls
 from tests.common.suites.skew import delay, overwritten
@@ -128,7 +127,10 @@ def test_splits_on_the_device_of_long_and_short_messages(pool: Pool) -> None:
     assert_none(pool.run(_long_and_short, seed, count, deadline=60.0 + count / 20))
 
 
-def _splits_that_do_not_fit(rank: Rank, timeout: float) -> Attempt:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_long_messages_of_splits_that_do_not_fit_are_refused(rank: Rank, timeout: float) -> None:
+    """The kernel that moves long messages accesses nothing if the exchange of counts failed."""
     communicator = rank.new_communicator(
         "lanes-refuse", rank.fresh_group(), call_timeout=timeout, payload_bytes=PAYLOAD_BYTES
     )
@@ -142,15 +144,7 @@ def _splits_that_do_not_fit(rank: Rank, timeout: float) -> Attempt:
 
     found = attempt(once)
     communicator.destroy()  # later tests of this pool may require a single communicator
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_long_messages_of_splits_that_do_not_fit_are_refused(pool: Pool) -> None:
-    """The kernel that moves long messages accesses nothing if the exchange of counts failed."""
-    for result in pool.run(_splits_that_do_not_fit, timeout_now(pool)):
-        assert result.error == "CollectiveMismatch", result
-        assert "80000" in result.message, result
+    assert_raised(found, "CollectiveMismatch", "80000")
 
 
 def _large_until_failure(rank: Rank, timeout: float, captured: bool, symmetric: bool) -> Attempt:
@@ -195,7 +189,14 @@ def test_the_failure_of_a_rank_within_a_large_call_is_named(
     pool.kill()
 
 
-def _other_sizes(rank: Rank, timeout: float, numel: int, max_blocks: int) -> Attempt:
+@pytest.mark.alone  # waits for timeouts
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize(("numel", "max_blocks"), [(100_000, 0), (1_000_000, 8)])
+@on_ranks
+def test_ranks_that_make_different_calls_are_told_so_without_a_check(
+    rank: Rank, numel: int, max_blocks: int, timeout: float
+) -> None:
+    """The fingerprint is stored next to the words of each lane, even if calls are not checked."""
     communicator = rank.new_communicator("lanes-differ", rank.fresh_group(), call_timeout=timeout)
     source = ones(rank, numel if rank.rank == 0 else 3 * numel)
 
@@ -207,16 +208,6 @@ def _other_sizes(rank: Rank, timeout: float, numel: int, max_blocks: int) -> Att
 
     found = attempt(once)
     communicator.destroy()
-    return found
-
-
-@pytest.mark.alone  # waits for timeouts
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize(("numel", "max_blocks"), [(100_000, 0), (1_000_000, 8)])
-def test_ranks_that_make_different_calls_are_told_so_without_a_check(
-    pool: Pool, numel: int, max_blocks: int
-) -> None:
-    """The fingerprint is stored next to the words of each lane, even if calls are not checked."""
-    results = pool.run(_other_sizes, timeout_now(pool), numel, max_blocks)
-    assert {result.error for result in results} & {"CollectiveMismatch"}, results
-    assert all(result.error for result in results)
+    errors = rank.gather(found.error)
+    assert all(errors)
+    assert "CollectiveMismatch" in errors

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import collx
-from tests.common.attempt import Attempt, allreduce, attempt, finish, ones, works
+from tests.common.attempt import Attempt, allreduce, assert_raised, attempt, finish, ones, works
 from tests.common.calls import Prepared, run_call
 from tests.common.check import assert_none, differences
 from tests.common.collectives import IN_PLACE, SYMMETRIC, Call, border_shapes, random_call
@@ -350,54 +350,41 @@ def test_every_replay_of_a_graph_is_right(rank: Rank) -> list[str]:
     return wrong
 
 
-def _refused(rank: Rank, way: Way) -> tuple[dict[tuple[str, str], Attempt], bool]:
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("way", [way for way in WAYS if adds(*way)], ids="-".join)
+@on_ranks
+def test_what_a_switch_does_not_add_up_is_refused_by_name(rank: Rank, way: Way) -> None:
+    """max and min, prod, 8-bit integers, float64, and an average that would be rounded twice."""
     op, algorithm = way
     communicator = communicator_of(rank)
-    found = {}
+    taken = set()
     for dtype, reduce_op in ((name, other) for name in DTYPES for other in legal_ops(name)):
         one = Call(op, dtype, (40,), algorithm=algorithm, reduce_op=reduce_op)
         with simulated():
             prepared = Prepared(rank, communicator, one)
-        found[dtype, reduce_op] = attempt(prepared.make)
-    return found, works(rank, communicator)
+        result = attempt(prepared.make)
+        if not result.error:
+            taken.add((dtype, reduce_op))
+            continue
+        words = (f"collx.{op}", f'"{algorithm}"', dtype, reduce_op, '"auto" selects ')
+        assert_raised(result, "NotImplementedError", *words)
+    assert works(rank, communicator)
+    assert taken == set(accepted(*way))
 
 
 @pytest.mark.worlds(2)
-@pytest.mark.parametrize("way", [way for way in WAYS if adds(*way)], ids="-".join)
-def test_what_a_switch_does_not_add_up_is_refused_by_name(pool: Pool, way: Way) -> None:
-    """max and min, prod, 8-bit integers, float64, and an average that would be rounded twice."""
-    op, algorithm = way
-    for found, well in pool.run(_refused, way):
-        assert well
-        assert {key for key, result in found.items() if not result.error} == set(accepted(*way))
-        for (dtype, reduce_op), result in found.items():
-            if not result.error:
-                continue
-            assert result.error == "NotImplementedError", (dtype, reduce_op, result)
-            for word in (f"collx.{op}", f'"{algorithm}"', dtype, reduce_op, '"auto" selects '):
-                assert word in result.message, (word, result)
+@on_ranks
+def test_sums_that_are_not_to_be_rounded_are_refused(rank: Rank) -> None:
+    def norm(dtype: torch.dtype, rounding: str) -> None:
+        x, weight = ones(rank, 64, dtype).view(4, 16), ones(rank, 16, dtype)
+        given = (x, weight, 1e-6, communicator_of(rank).name, 0.0, rounding)
+        torch.ops.collx.allreduce_rmsnorm(*given, algorithm="multimem_twoshot")
 
-
-def _exact(rank: Rank, dtype: torch.dtype, rounding: str) -> Attempt:
-    communicator = communicator_of(rank)
-    x, weight = ones(rank, 64, dtype).view(4, 16), ones(rank, 16, dtype)
-    given = (x, weight, 1e-6, communicator.name, 0.0, rounding)
-    return attempt(lambda: torch.ops.collx.allreduce_rmsnorm(*given, algorithm="multimem_twoshot"))
-
-
-@pytest.mark.worlds(2)
-def test_sums_that_are_not_to_be_rounded_are_refused(pool: Pool) -> None:
-    for found in pool.run(_exact, torch.bfloat16, "fp32"):
-        assert found.error == "NotImplementedError", found
-        for word in (
-            "allreduce_rmsnorm",
-            "rounding fp32",
-            "bfloat16",
-            '"auto" selects oneshot_push',
-        ):
-            assert word in found.message, (word, found)
-    for dtype, rounding in ((torch.float32, "fp32"), (torch.bfloat16, "parity")):
-        assert not any(found.error for found in pool.run(_exact, dtype, rounding))
+    words = ("allreduce_rmsnorm", "rounding fp32", "bfloat16", '"auto" selects oneshot_push')
+    refused = attempt(lambda: norm(torch.bfloat16, "fp32"))
+    assert_raised(refused, "NotImplementedError", *words)
+    norm(torch.float32, "fp32")
+    norm(torch.bfloat16, "parity")
 
 
 LARGE = 2 << 20  # elements of float32
@@ -460,13 +447,13 @@ def test_deterministic_algorithms_keep_the_order_of_the_ranks(rank: Rank) -> Non
     finish(communicator)
     floats, integers = called
     assert taken == "twoshot_push"
-    assert floats.error == "RuntimeError"
-    assert "collx.allreduce" in floats.message
-    assert "multimem_oneshot" in floats.message
+    assert_raised(floats, "RuntimeError", "collx.allreduce", "multimem_oneshot")
     assert not integers.error, integers
 
 
-def _free(rank: Rank, timeout: float) -> tuple[list[str], Attempt]:
+@pytest.mark.worlds(4)
+@on_ranks
+def test_init_lets_auto_take_it(rank: Rank, timeout: float) -> None:
     with simulated():
         communicator = rank.new_communicator(
             "simulated-free", deterministic=False, call_timeout=timeout
@@ -476,21 +463,14 @@ def _free(rank: Rank, timeout: float) -> tuple[list[str], Attempt]:
     x.copy_(given[rank.rank])
     torch.ops.collx.allreduce.out(x, "sum", communicator.name, out=out)
     finish(communicator)
-    found = differences(out.cpu(), want)
+    wrong = differences(out.cpu(), want)
     # Only one rank changes the setting.
     with communicator.set_deterministic(rank.rank == 0):
         attempt(lambda: torch.ops.collx.allreduce.out(x, "sum", communicator.name, out=out))
-    apart = attempt(lambda: finish(communicator))
-    rank.barrier()
+    apart = rank.gather(attempt(lambda: finish(communicator)).error)
     communicator.destroy()
-    return [found] if found else [], apart
-
-
-@pytest.mark.worlds(4)
-def test_init_lets_auto_take_it(pool: Pool) -> None:
-    found = pool.run(_free, timeout_now(pool))
-    assert_none([wrong for wrong, _ in found])
-    assert any(apart.error for _, apart in found), "ranks that take different ways do not meet"
+    assert wrong == ""
+    assert any(apart), "ranks that take different ways do not meet"
 
 
 def _absent(rank: Rank, timeout: float, way: Way) -> Attempt:
@@ -521,14 +501,17 @@ def test_a_rank_that_never_comes_is_named(pool: Pool, way: Way) -> None:
     """Each rank has its own flag, even if one addition reaches all ranks."""
     timeout, absent = timeout_now(pool), pool.size - 1
     for rank, found in enumerate(pool.run(_absent, timeout, way)):
-        assert found.error == "CollectiveTimeout", found
-        assert f"rank {absent}" in found.message, found
+        assert_raised(found, "CollectiveTimeout", f"rank {absent}")
         assert_in_time(found, 0.0 if rank == absent else timeout)
 
 
-def _apart(rank: Rank, check: bool) -> Attempt:
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("checked", [False, True])
+@on_ranks
+def test_calls_that_differ_are_a_mismatch(rank: Rank, checked: bool) -> None:
+    """Flags that are written by additions carry fingerprints as well."""
     with simulated():
-        communicator = rank.new_communicator("simulated-apart", check=check)
+        communicator = rank.new_communicator("simulated-apart", check=checked)
     numel = 1000 if rank.rank < rank.size - 1 else 1004
 
     def run() -> None:
@@ -539,15 +522,7 @@ def _apart(rank: Rank, check: bool) -> Attempt:
     rank.barrier()
     found = found if found.error else attempt(communicator.raise_if_failed)
     communicator.destroy()
-    return found
-
-
-@pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("checked", [False, True])
-def test_calls_that_differ_are_a_mismatch(pool: Pool, checked: bool) -> None:
-    """Flags that are written by additions carry fingerprints as well."""
-    for found in pool.run(_apart, checked):
-        assert found.error == "CollectiveMismatch", found
+    assert found.error == "CollectiveMismatch", found
 
 
 @pytest.mark.worlds(2)
@@ -580,8 +555,7 @@ def test_multicast_that_fails_the_self_test_is_not_used(rank: Rank) -> None:
     why, well, refused = found
     assert well
     assert f"failed in the self-test of rank {rank.size - 1}" in why
-    assert refused.error == "NotImplementedError"
-    assert "gave 1 in place of 2" in refused.message
+    assert_raised(refused, "NotImplementedError", "gave 1 in place of 2")
 
 
 @pytest.mark.worlds(2, 3)

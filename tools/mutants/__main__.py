@@ -38,6 +38,7 @@ OF_A_FILE = 8  # number of C++ candidates per file that are built for a draw
 DRAWN = {True: 42, False: 24}  # numbers of C++ and Python mutants
 PER_FILE = 2
 MOST_TESTS, MOST_SECONDS = 40, 40.0  # limits of the first tests of a mutant
+USUAL = {"ordinal": 0, "caught": True, "at_import": False}  # fields that the record leaves out
 
 
 def candidates_of(tree: Path) -> list[Candidate]:
@@ -214,17 +215,16 @@ def say(candidate: Candidate, test: str, at_import: bool) -> None:
 def entries(results: dict[Candidate, tuple[str, bool]]) -> list[dict[str, Any]]:
     """Returns the entries of the record. A line and a test would not identify a mutant after the
     next edit; the output of a run names them."""
-    return [
-        {
-            "file": c.file,
-            "text": c.text,
-            "mutation": c.mutation,
-            "ordinal": c.ordinal,
-            "caught": bool(test),
-            "at_import": at_import,
-        }
-        for c, (test, at_import) in results.items()
-    ]
+    made = []
+    for c, (test, at_import) in results.items():
+        fields = {"ordinal": c.ordinal, "caught": bool(test), "at_import": at_import}
+        unusual = {name: value for name, value in fields.items() if value != USUAL[name]}
+        made.append({"file": c.file, "text": c.text, "mutation": c.mutation, **unusual})
+    return made
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return [{**USUAL, **entry} for entry in json.loads(file.read_text())["mutants"]]
 
 
 def write(file: Path, results: dict[Candidate, tuple[str, bool]]) -> None:
@@ -268,7 +268,7 @@ def main() -> int:
         wanted = at_most(OF_A_FILE, shuffled(c for c in candidates if c.native))
         session = Session(options, wanted)
         write(options.record_file, dict.fromkeys(draw(session, candidates), ("", False)))
-    recorded = json.loads(options.record_file.read_text())["mutants"]
+    recorded = read(options.record_file)
     found = [(entry, find(entry, candidates)) for entry in recorded]
     lost = [entry for entry, candidate in found if candidate is None]
     before = {c: ("recorded" * e["caught"], e["at_import"]) for e, c in found if c is not None}

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from ..attempt import Attempt
+from ..attempt import Attempt, assert_raised
 from ..limits import assert_in_time, timeout_now
 from ..pool import Pool, some_stand_for_all
 from .lifecycle import exit_codes
@@ -86,8 +86,7 @@ def _assert_survived(pool: Pool, ending: str, code: int, error: str, due: float)
         (line,) = (line for line in output.splitlines() if line.startswith("found "))
         name, message, seconds, started = json.loads(line.removeprefix("found "))
         found = Attempt(name, message, seconds, (), started)
-        assert found.error == error, output
-        assert f"rank {pool.size - 1}" in found.message, found
+        assert_raised(found, error, f"rank {pool.size - 1}")
         assert_in_time(found, due)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import pickle
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from ..attempt import Attempt, attempt, ones
+from ..attempt import attempt, ones
 from ..limits import assert_in_time, timeout_now
 from ..pool import Pool, on_ranks
 from ..rank import Rank
@@ -89,37 +88,30 @@ def test_the_flight_recorder_sees_every_call_complete(rank: Rank) -> None:
         assert (state, retired) == ("completed", True), found
 
 
-def _unfinished(rank: Rank, timeout: float) -> dict[str, Any]:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_a_call_that_fails_is_no_completion_and_runs_the_abort_hooks_first(
+    rank: Rank, timeout: float
+) -> None:
     """The last rank does not make the second call."""
     group = group_of(rank, timeout=timedelta(seconds=timeout))
     called: list[float] = []
     group.register_abort_hook(1, lambda: called.append(time.monotonic()))
     dist.all_reduce(ones(rank), group=group)
     rank.barrier()
-    found: dict[str, Any] = {}
     if rank.rank != rank.size - 1:
         work = dist.all_reduce(ones(rank), group=group, async_op=True)
-        found["waiting"] = _states(group, seconds=0.1)
-        found["call"] = attempt(partial(finish, rank, work))
-        found["hooks"] = len(called)
-        found["failed"] = _states(group, seconds=0.1)
+        waiting = _states(group, seconds=0.1)
+        call = attempt(partial(finish, rank, work))
+        assert called, "a hook runs before the failure is raised"
+        assert call.error == "CollectiveTimeout", call
+        for states in (waiting, _states(group, seconds=0.1)):
+            (_, first, _), (_, second, retired) = states
+            assert first == "completed", states
+            assert second != "completed", states
+            assert not retired
     rank.barrier()
     dist.destroy_process_group(group)
-    return found
-
-
-@pytest.mark.worlds(2, 3)
-def test_a_call_that_fails_is_no_completion_and_runs_the_abort_hooks_first(pool: Pool) -> None:
-    timeout = timeout_now(pool)
-    *waited, _ = pool.run(_unfinished, timeout)
-    for found in waited:
-        assert found["call"].error == "CollectiveTimeout", found
-        assert found["hooks"] > 0, "a hook runs before the failure is raised"
-        for states in (found["waiting"], found["failed"]):
-            (_, first, _), (_, second, retired) = states
-            assert first == "completed", found
-            assert second != "completed", found
-            assert not retired
 
 
 def _hooks_for_failures(rank: Rank, timeout: float) -> dict[str, Any]:
@@ -245,8 +237,10 @@ def test_memory_stats_have_the_bytes_of_the_regions(rank: Rank) -> None:
     assert after["suspend"] == 0
 
 
-def _freely_registered(rank: Rank) -> Attempt:
-    """A hook that unregisters itself while it runs."""
+@pytest.mark.worlds(1)
+@on_ranks
+def test_a_hook_may_unregister_itself(rank: Rank) -> None:
+    """While it runs."""
     group = group_of(rank)
     called = []
 
@@ -257,15 +251,8 @@ def _freely_registered(rank: Rank) -> Attempt:
     group.register_abort_hook(1, hook)
     dist.all_reduce(ones(rank), group=group)
     rank.barrier()
-    found = attempt(group.abort)
+    group.abort()
     group.abort()
     assert len(called) == 1
     rank.barrier()
     dist.destroy_process_group(group)
-    return found
-
-
-@pytest.mark.worlds(1)
-def test_a_hook_may_unregister_itself(pool: Pool) -> None:
-    run: Callable[[Rank], Attempt] = _freely_registered
-    assert [found.error for found in pool.run(run)] == [""]

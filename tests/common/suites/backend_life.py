@@ -9,7 +9,6 @@ import threading
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,12 +21,12 @@ import collx.backend
 from collx._bootstrap import steps
 from collx.backend import _Maker
 
-from ..attempt import Attempt, attempt, in_a_child, ones
+from ..attempt import Attempt, assert_raised, attempt, in_a_child, ones
 from ..limits import AT_ONCE, assert_in_time, timeout_now
 from ..pool import Pool, on_ranks
 from ..rank import TIMEOUT, Rank
 from .backend import finish, group_of, until_known
-from .lifecycle import exit_codes
+from .lifecycle import exit_codes, held
 
 GROUPS = 12
 CYCLES = {"cpu": 40, "cuda": 10}
@@ -97,16 +96,17 @@ def test_groups_come_and_go_while_another_one_is_used(rank: Rank) -> None:
 def _held() -> dict[str, int]:
     shared = [name for name in os.listdir("/dev/shm") if "collx" in name]
     return {
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": len(os.listdir("/proc/self/task")),
+        **held(),
         "shared files": len(shared),
-        "maps": len(Path("/proc/self/maps").read_text().splitlines()),
         "communicators": len(collx.communicator.live()),
     }
 
 
-def _cycle(rank: Rank, times: int) -> tuple[dict[str, int], dict[str, int]]:
-    before: dict[str, int] = {}
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.full)])
+@on_ranks(deadline=600.0)
+def test_groups_made_and_destroyed_leave_nothing(rank: Rank, full: bool) -> None:
+    times = FULL_CYCLES if full else CYCLES[rank.device.type]
     for number in range(times):
         group = group_of(rank)
         assert _sum(rank, group)
@@ -118,27 +118,12 @@ def _cycle(rank: Rank, times: int) -> tuple[dict[str, int], dict[str, int]]:
             rank.barrier()
             before = _held()
     rank.barrier()
-    return before, _held()
-
-
-def _assert_nothing_kept(pool: Pool, times: int) -> None:
-    for before, after in pool.run(_cycle, times, deadline=600.0):
-        assert after["communicators"] == before["communicators"]
-        assert after["shared files"] <= before["shared files"], (before, after)
-        # Allocators grow a little; a leak would add at least one for each group.
-        for what in ("descriptors", "threads", "maps"):
-            assert after[what] - before[what] < (times - 5) / 2, (what, before, after)
-
-
-@pytest.mark.worlds(2)
-def test_groups_made_and_destroyed_leave_nothing(pool: Pool) -> None:
-    _assert_nothing_kept(pool, CYCLES[pool.world.device])
-
-
-@pytest.mark.full
-@pytest.mark.worlds(2)
-def test_a_thousand_groups_leave_nothing(pool: Pool) -> None:
-    _assert_nothing_kept(pool, FULL_CYCLES)
+    after = _held()
+    assert after["communicators"] == before["communicators"]
+    assert after["shared files"] <= before["shared files"], (before, after)
+    # Allocators grow a little; a leak would add at least one for each group.
+    for what in ("descriptors", "threads", "maps"):
+        assert after[what] - before[what] < (times - 5) / 2, (what, before, after)
 
 
 def _one_never_comes(rank: Rank, absent: int, timeout: float) -> dict[str, Any]:
@@ -180,7 +165,10 @@ def test_a_rank_that_never_comes_is_named_by_all_calls_in_flight(pool: Pool) -> 
             assert f"rank {absent}" in result.message, result
 
 
-def _aborted(rank: Rank, timeout: float) -> Attempt:
+@pytest.mark.alone
+@pytest.mark.worlds(2)
+@on_ranks
+def test_abort_ends_the_calls_of_all_ranks_and_names_who_did(rank: Rank, timeout: float) -> None:
     """Rank 0 aborts while the others wait for it."""
     group = group_of(rank, timeout=timedelta(seconds=60 * timeout))
     assert _sum(rank, group)
@@ -190,17 +178,8 @@ def _aborted(rank: Rank, timeout: float) -> Attempt:
     found = attempt(partial(until_known, rank, group))
     rank.barrier()
     dist.destroy_process_group(group)
-    return found
-
-
-@pytest.mark.alone
-@pytest.mark.worlds(2)
-def test_abort_ends_the_calls_of_all_ranks_and_names_who_did(pool: Pool) -> None:
-    timeout = timeout_now(pool)
-    for found in pool.run(_aborted, timeout):
-        assert found.error == "CommunicatorPoisoned", found
-        assert "rank 0 has aborted" in found.message
-        assert found.seconds < 10 * timeout
+    assert_raised(found, "CommunicatorPoisoned", "rank 0 has aborted")
+    assert found.seconds < 10 * timeout
 
 
 AGAIN = """
@@ -293,27 +272,20 @@ def test_all_gather_of_different_sizes_records_no_gradient(rank: Rank) -> None:
 
 @pytest.mark.alone
 @pytest.mark.worlds(2)
-def test_a_shorter_timeout_holds_for_later_calls(pool: Pool) -> None:
-    found = pool.run(_set_timeout, timeout_now(pool))
-    assert found[1] is None
-    assert found[0] is not None
-    assert found[0].error == "CollectiveTimeout", found
-
-
-def _set_timeout(rank: Rank, timeout: float) -> Attempt | None:
+@on_ranks
+def test_a_shorter_timeout_holds_for_later_calls(rank: Rank, timeout: float) -> None:
     group = group_of(rank)
     assert _sum(rank, group)
     group.set_timeout(timedelta(seconds=timeout))
     assert collx.get(group).timeout == pytest.approx(timeout, abs=1e-3)
     rank.barrier()
-    found = None
     if rank.rank == 0:
         work = dist.all_reduce(ones(rank), group=group, async_op=True)
         found = attempt(partial(finish, rank, work))
+        assert_raised(found, "CollectiveTimeout")
         assert_in_time(found, timeout)
     rank.barrier()
     dist.destroy_process_group(group)
-    return found
 
 
 @pytest.mark.own_gpu
@@ -323,24 +295,25 @@ def test_beside_communicators_and_groups_of_other_kinds(rank: Rank) -> None:
     """The group together with the program's own communicator for it, a group of another backend and
     subgroups created by a split."""
     group = group_of(rank)
-    found: dict[str, Any] = {"first": _sum(rank, group)}
+    assert _sum(rank, group)
     with collx.init(group, device=rank.device, payload_bytes=4 << 20) as own:
-        found["own"] = collx.get(group) is own
+        assert collx.get(group) is own
         x = torch.ones(100, device=rank.device)
-        found["both"] = bool((collx.allreduce(x, group=group) == rank.size).all())
+        assert bool((collx.allreduce(x, group=group) == rank.size).all())
         result = collx.allreduce(x, group=own, algorithm="fallback")
-        found["fallback"] = bool((result == rank.size).all())
-        found["still"] = _sum(rank, group)
-    found["of the backend"] = collx.get(group).name.endswith(rank.device.type)
+        assert bool((result == rank.size).all())
+        assert _sum(rank, group)
+    assert collx.get(group).name.endswith(rank.device.type)
     result = collx.allreduce(x, group=group, algorithm="fallback")
-    found["its fallback"] = bool((result == rank.size).all())
+    assert bool((result == rank.size).all())
     gloo = dist.new_group(backend="gloo")
     y = torch.ones(3)
     dist.all_reduce(y, group=gloo)
-    found["gloo"] = y.tolist() == [rank.size] * 3
+    assert y.tolist() == [rank.size] * 3
     backend = group._get_backend(rank.device)
     options = copy.deepcopy(backend.options)
-    found["options"] = options.payload_bytes is None and options.max_blocks is None
+    assert options.payload_bytes is None
+    assert options.max_blocks is None
     ranks = list(range(rank.size))
     part = group.split_group(
         ranks[:1] if rank.rank == 0 else ranks[1:],
@@ -353,20 +326,20 @@ def test_beside_communicators_and_groups_of_other_kinds(rank: Rank) -> None:
     single = group.split_group(
         [rank.rank], timeout=timedelta(seconds=7), group_name=f"single-{rank.rank}"
     )
-    found["own options"] = backend.options.group_name == group.group_name
-    found["own timeout"] = backend.options._timeout == timedelta(seconds=TIMEOUT)
-    found["single"] = single._get_backend(rank.device).options._timeout == timedelta(seconds=7)
+    assert backend.options.group_name == group.group_name
+    assert backend.options._timeout == timedelta(seconds=TIMEOUT)
+    assert single._get_backend(rank.device).options._timeout == timedelta(seconds=7)
     single.shutdown()
     first, *others = (part._get_backend(device) for device in part._device_types)
-    found["one backend"] = len(others) > 0 and all(other is first for other in others)
+    assert len(others) > 0
+    assert all(other is first for other in others)
     z = torch.ones(4, device=rank.device)
     part.allreduce([z]).wait()
-    found["split"] = z.tolist() == [1.0 if rank.rank == 0 else rank.size - 1.0] * 4
+    assert z.tolist() == [1.0 if rank.rank == 0 else rank.size - 1.0] * 4
     part.shutdown()
-    found["shut down"] = "shut down" in attempt(lambda: part.allreduce([z])).message
+    assert "shut down" in attempt(lambda: part.allreduce([z])).message
     dist.destroy_process_group(group)
     dist.destroy_process_group(gloo)
-    assert all(found.values()), found
 
 
 @pytest.mark.worlds(1, 2)
@@ -393,32 +366,8 @@ def test_a_first_call_beside_the_end_of_the_group_makes_no_communicator(rank: Ra
         left.set()
         thread.join()
     dist.destroy_process_group(group)
-    assert found[0].error == "ValueError", found
-    assert "has been shut down" in found[0].message
+    assert_raised(found[0], "ValueError", "has been shut down")
     assert len(collx.communicator.live()) == before
-
-
-WORDS = {
-    "options": ("TypeError", "collx.backend.Options"),
-    "unknown": ("TypeError", "blocks=3"),
-    "no bytes": ("ValueError", "payload_bytes: got 0"),
-    "negative bytes": ("ValueError", "payload_bytes: got -1"),
-    "no blocks": ("ValueError", "max_blocks: got 0"),
-    "negative blocks": ("ValueError", "max_blocks: got -2"),
-    "few bytes": ("ValueError", "payload_bytes: got 1"),
-    "device": ("ValueError", "cuda"),  # only on CUDA, if a rank sees several devices
-    "other device": ("ValueError", "cuda"),
-    "dtypes": ("ValueError", "got dtype Float"),
-    "meta output": ("ValueError", "meta"),
-    "meta": ("RuntimeError", "meta"),
-    "list": ("ValueError", "tensor_list"),
-    "rows": ("ValueError", "multiple of the group size"),
-    "contiguous": ("ValueError", "not contiguous"),
-    "times": ("ValueError", "2 times as many elements as the output"),
-    "column": ("ValueError", "got strides [2] for shape [3]"),
-    "beside the column": ("", ""),
-    "after": ("", ""),
-}
 
 
 @pytest.mark.worlds(2)
@@ -434,79 +383,61 @@ def test_bad_input_is_refused_on_every_rank_and_the_group_works_on(rank: Rank) -
     average = dist.ReduceScatterOptions()
     average.reduceOp = dist.ReduceOp.AVG  # type: ignore[assignment]
     whole_numbers = torch.ones(3, 2, dtype=torch.int64, device=device)
-    rows = torch.full((3, 2), rank.rank, dtype=torch.int64, device=device)
-    found = {
-        "options": attempt(lambda: group_of(rank, pg_options=object())),
-        "unknown": attempt(lambda: collx.backend.Options(blocks=3)),  # type: ignore[call-arg]
-        "no bytes": attempt(lambda: collx.backend.Options(payload_bytes=0)),
-        "negative bytes": attempt(lambda: setattr(changed, "payload_bytes", -1)),
-        "no blocks": attempt(lambda: setattr(changed, "max_blocks", 0)),
-        "negative blocks": attempt(lambda: collx.backend.Options(max_blocks=-2)),
-        "few bytes": attempt(lambda: _sum(rank, small)),
-        "list": attempt(lambda: dist.all_gather([x] * (world + 1), x, group=group)),
-        "rows": attempt(
-            lambda: dist.all_to_all_single(x, torch.ones(2 * world + 1, device=device), group=group)
-        ),
-        "contiguous": attempt(
-            lambda: dist.all_gather_into_tensor(
-                torch.empty(4, 2 * world, device=device).t(),
-                torch.ones(2, 4, device=device),
-                group=group,
-            )
-        ),
-        "times": attempt(  # the first rank's part of 5 elements has 3
-            lambda: dist.reduce_scatter_tensor(x[:3], torch.ones(5, device=device), group=group)
-        ),
-        "column": attempt(lambda: dist.all_reduce(rows[:, 0], dist.ReduceOp.BOR, group)),
-        "beside the column": attempt(lambda: torch.testing.assert_close(rows[:, 1], rows[:, 0])),
-        "dtypes": attempt(
-            lambda: backend.reduce_scatter(
-                [torch.ones(2, 3, device=device).t()], [[whole_numbers] * world], average
-            )
-        ),
-        "meta output": attempt(
-            lambda: dist.all_gather([torch.empty_like(x, device="meta")] * world, x, group=group)
-        ),
-        "meta": attempt(lambda: backend.allreduce([torch.empty_like(x, device="meta")])),
-        "after": attempt(lambda: _sum(rank, group)),
-    }
+
+    def refused(error: str, words: str, function: Any, *args: Any, **options: Any) -> None:
+        assert_raised(attempt(lambda: function(*args, **options)), error, words)
+
+    refused("TypeError", "collx.backend.Options", group_of, rank, pg_options=object())
+    refused("TypeError", "blocks=3", collx.backend.Options, blocks=3)
+    refused("ValueError", "payload_bytes: got 0", collx.backend.Options, payload_bytes=0)
+    refused("ValueError", "payload_bytes: got -1", setattr, changed, "payload_bytes", -1)
+    refused("ValueError", "max_blocks: got 0", setattr, changed, "max_blocks", 0)
+    refused("ValueError", "max_blocks: got -2", collx.backend.Options, max_blocks=-2)
+    refused("ValueError", "payload_bytes: got 1", _sum, rank, small)
+    refused("ValueError", "tensor_list", dist.all_gather, [x] * (world + 1), x, group=group)
+    rows = torch.ones(2 * world + 1, device=device)
+    words = "multiple of the group size"
+    refused("ValueError", words, dist.all_to_all_single, x, rows, group=group)
+    into = dist.all_gather_into_tensor
+    out, part = torch.empty(4, 2 * world, device=device).t(), torch.ones(2, 4, device=device)
+    refused("ValueError", "not contiguous", into, out, part, group=group)
+    words, whole = "2 times as many elements as the output", torch.ones(5, device=device)
+    # Of five elements, the part of the first rank has three.
+    refused("ValueError", words, dist.reduce_scatter_tensor, x[:3], whole, group=group)
+    columns = torch.full((3, 2), rank.rank, dtype=torch.int64, device=device)
+    words, bits = "got strides [2] for shape [3]", dist.ReduceOp.BOR
+    refused("ValueError", words, dist.all_reduce, columns[:, 0], bits, group)
+    assert bool((columns == rank.rank).all())
+    outs, ins = [torch.ones(2, 3, device=device).t()], [[whole_numbers] * world]
+    refused("ValueError", "got dtype Float", backend.reduce_scatter, outs, ins, average)
+    meta = torch.empty_like(x, device="meta")
+    refused("ValueError", "meta", dist.all_gather, [meta] * world, x, group=group)
+    refused("RuntimeError", "meta", backend.allreduce, [meta])
     if device.type == "cuda" and torch.cuda.device_count() > 1:
         other = torch.device("cuda", (rank.rank + 1) % torch.cuda.device_count())
         elsewhere = torch.ones(3, device=other)
-        found["device"] = attempt(lambda: dist.all_reduce(elsewhere, group=group))
+        refused("ValueError", "cuda", dist.all_reduce, elsewhere, group=group)
         out = torch.empty(3 * world, device=device)
-        found["other device"] = attempt(
-            lambda: dist.all_gather_into_tensor(out, elsewhere, group=group)
-        )
+        refused("ValueError", "cuda", into, out, elsewhere, group=group)
+    assert _sum(rank, group)
     dist.destroy_process_group(small)
     dist.destroy_process_group(group)
-    assert len(found) >= len(WORDS) - 2
-    for what, refusal in found.items():
-        error, words = WORDS[what]
-        assert refusal.error == error, (what, refusal)
-        assert words in refusal.message, (what, refusal)
-
-
-def _lists_of_other_sizes(rank: Rank) -> list[Attempt]:
-    """Only root has a list and refuses it, so the other rank makes no call."""
-    group, x = group_of(rank), ones(rank, 3)
-    assert _sum(rank, group)
-    lists, found = [ones(rank, 2), ones(rank, 4)], []
-    if rank.rank == 0:
-        found.append(attempt(lambda: dist.gather(x, lists, group=group)))
-        found.append(attempt(lambda: dist.scatter(x, lists, group=group)))
-    assert _sum(rank, group)
-    dist.destroy_process_group(group)
-    return found
 
 
 @pytest.mark.worlds(2)
-def test_tensors_of_a_list_have_the_size_of_the_other_argument(pool: Pool) -> None:
-    gather, scatter = pool.run(_lists_of_other_sizes)[0]
-    for refusal, words in ((gather, "as the input has, 3"), (scatter, "as the output has, 3")):
-        assert refusal.error == "ValueError", refusal
-        assert "_list: got a tensor of shape [2]" in refusal.message
-        assert words in refusal.message
+@on_ranks
+def test_tensors_of_a_list_have_the_size_of_the_other_argument(rank: Rank) -> None:
+    """Only root has a list and refuses it, so the other rank makes no call."""
+    group, x = group_of(rank), ones(rank, 3)
+    assert _sum(rank, group)
+    if rank.rank == 0:
+        lists, words = [ones(rank, 2), ones(rank, 4)], "_list: got a tensor of shape [2]"
+        gather = attempt(lambda: dist.gather(x, lists, group=group))
+        assert_raised(gather, "ValueError", words, "as the input has, 3")
+        scatter = attempt(lambda: dist.scatter(x, lists, group=group))
+        assert_raised(scatter, "ValueError", words, "as the output has, 3")
+    assert _sum(rank, group)
+    dist.destroy_process_group(group)
 
 
 @pytest.mark.worlds(2)
@@ -518,8 +449,7 @@ def test_ranks_with_different_versions_are_told_so(rank: Rank) -> None:
     with other if rank.rank == 1 else nullcontext():
         found = attempt(lambda: dist.all_reduce(ones(rank), group=group))
     dist.destroy_process_group(group)
-    assert found.error == "InitError", found
-    assert "version differs between the ranks" in found.message
+    assert_raised(found, "InitError", "version differs between the ranks")
 
 
 @pytest.mark.worlds(1, 2)
@@ -561,5 +491,4 @@ def test_graphs_and_no_creation_in_a_capture(rank: Rank) -> None:
     assert second is True
     assert after is True
     assert isinstance(refused, Attempt)
-    assert refused.error == "NotImplementedError", refused
-    assert "capture" in refused.message
+    assert_raised(refused, "NotImplementedError", "capture")

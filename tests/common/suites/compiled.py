@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -20,22 +20,13 @@ from ..calls import Fields
 from ..check import differences
 from ..compiling import code_of, inductor, needs_compiler
 from ..operators import call_of
-from ..pool import Pool, on_ranks
+from ..pool import on_ranks
 from ..rank import Rank
 from ..shares import own_part
 from . import tracing
 
 UNUSED, EQUAL, APART = 5, 5, 10
 EQUAL_NUMBER = 50
-
-
-class Calls(NamedTuple):
-    """The calls of one program, as `compiling.calls_in` returns them."""
-
-    kept: list[list[str]]
-    """By graph: one graph, or with gradients the forward and the backward pass."""
-    results: list[str]
-    """How each result differs from that of the eager program."""
 
 
 def expected() -> list[str]:
@@ -70,7 +61,10 @@ def _program(rank: Rank, name: str, x: torch.Tensor, own: list[torch.Tensor]) ->
     return results
 
 
-def _compiled(rank: Rank, training: bool, unmarked: str = "") -> Calls:
+def _compiled(rank: Rank, training: bool, unmarked: str = "") -> tuple[list[list[str]], list[str]]:
+    """Returns the calls of a program by graph, as `compiling.calls_in` does (with gradients, the
+    forward and the backward pass have a graph each), and how each result differs from that of the
+    eager program."""
     name = rank.communicator().name
 
     def tensors() -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -92,7 +86,7 @@ def _compiled(rank: Rank, training: bool, unmarked: str = "") -> Calls:
         sum(tensor.sum() for tensor in wanted).backward()
         pairs += [(a.grad, b.grad) for a, b in zip(given[1], plain[1], strict=True)]
         pairs.append((given[0].grad, plain[0].grad))
-    return Calls(kept, [differences(a.detach().cpu(), b.detach().cpu()) for a, b in pairs])
+    return kept, [differences(a.detach().cpu(), b.detach().cpu()) for a, b in pairs]
 
 
 @contextmanager
@@ -127,39 +121,40 @@ def _without(marks: str) -> Iterator[None]:
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @needs_compiler
-def test_every_call_is_kept_in_its_order(pool: Pool, training: bool) -> None:
+@on_ranks(deadline=400.0)
+def test_every_call_is_kept_in_its_order(rank: Rank, training: bool) -> None:
     """Hazard 26: 20 calls, some of which a compiler would drop, merge or reorder. Each rank
     compiles for itself, with different shapes."""
-    found = pool.run(_compiled, training, deadline=400.0)
-    for rank in found:
-        assert rank.kept[0] == expected()
-        assert rank.kept == found[0].kept
-        assert not any(rank.results)
-    assert len(found[0].kept) == 1 + training
+    kept, results = _compiled(rank, training)
+    assert kept[0] == expected()
+    assert rank.gather(kept) == [kept] * rank.size
+    assert not any(results)
+    assert len(kept) == 1 + training
     if training:  # gradients of equal calls are summed before they are reduced
-        backward = found[0].kept[1]
-        assert [c.split()[0] for c in backward].count("reducescatter") == APART
-        assert "allreduce" in " ".join(backward)
+        assert [c.split()[0] for c in kept[1]].count("reducescatter") == APART
+        assert "allreduce" in " ".join(kept[1])
 
 
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("unmarked", ["token", "token lowering"])
 @needs_compiler
-def test_without_a_token_calls_are_lost(pool: Pool, unmarked: str) -> None:
+@on_ranks(deadline=400.0)
+def test_without_a_token_calls_are_lost(rank: Rank, unmarked: str) -> None:
     """The control: Inductor's node alone takes effect too late, and having neither mark is
     worse."""
-    for rank in pool.run(_compiled, False, unmarked, deadline=400.0):
-        assert len(rank.kept[0]) < len(expected())
+    kept, _ = _compiled(rank, False, unmarked)
+    assert len(kept[0]) < len(expected())
 
 
 @pytest.mark.worlds(2)
 @pytest.mark.skipif(torch.__version__ >= "2.15", reason="there the token keeps the order by itself")
 @needs_compiler
-def test_without_a_lowering_calls_change_their_places(pool: Pool) -> None:
+@on_ranks(deadline=400.0)
+def test_without_a_lowering_calls_change_their_places(rank: Rank) -> None:
     """The control: the token alone does not constrain Inductor's scheduler."""
-    for rank in pool.run(_compiled, False, "lowering", deadline=400.0):
-        assert sorted(rank.kept[0]) == sorted(expected())
-        assert rank.kept[0] != expected()
+    kept, _ = _compiled(rank, False, "lowering")
+    assert sorted(kept[0]) == sorted(expected())
+    assert kept[0] != expected()
 
 
 @pytest.mark.worlds(2)
@@ -247,23 +242,20 @@ def test_a_communicator_that_is_not_there_is_named(rank: Rank) -> None:
         return collx.allgather(x, "test-life")  # looks up the number of ranks during tracing
 
     x = torch.ones(4, device=rank.device)
-    found = []
     with inductor():
         compiled = torch.compile(program, fullgraph=True)
-        found.append(attempt(lambda: torch.compile(thin, fullgraph=True)(x)))
-        found.append(attempt(lambda: compiled(x)))
+        traced = attempt(lambda: torch.compile(thin, fullgraph=True)(x))
+        early = attempt(lambda: compiled(x))
         communicator = rank.new_communicator("life")
-        found.append(attempt(lambda: compiled(x)))
+        compiled(x)
         communicator.destroy()
-        found.append(attempt(lambda: compiled(x)))
+        late = attempt(lambda: compiled(x))
         with rank.new_communicator("life"):
-            found.append(attempt(lambda: compiled(x)))
-    traced, early, right, late, again = found
+            compiled(x)
     assert 'no communicator "test-life"' in traced.message, traced
     for refused in (early, late):
         assert refused.error in ("ValueError", "CommunicatorPoisoned"), refused
         assert "test-life" in refused.message, refused
-    assert right.error == again.error == ""
 
 
 @pytest.mark.worlds(2)

@@ -12,9 +12,9 @@ import torch
 import collx
 from collx._extension import extension
 
-from ..attempt import Attempt, attempt, works
+from ..attempt import Attempt, assert_raised, attempt, works
 from ..norms import NAMES, quantizes
-from ..pool import Pool, on_ranks
+from ..pool import on_ranks
 from ..rank import Rank
 
 FUSED = "allreduce_residual_rmsnorm_fp8"
@@ -56,20 +56,17 @@ def test_explain_says_what_carries_a_call_out(rank: Rank) -> None:
     """A name may stand for several kernels; the size and the tensors select one."""
     communicator = rank.communicator()
 
-    def explained(op: str, numel: int, **options: Any) -> tuple[str, str]:
-        found = communicator.explain(op, (numel,), torch.float32, **options)
-        return found.algorithm, found.executed_by
+    def runs(op: str, numel: int, algorithm: str, **options: Any) -> str:
+        found = communicator.explain(op, numel, torch.float32, algorithm=algorithm, **options)
+        assert found.algorithm == algorithm
+        return str(found.executed_by)
 
     small = {"cpu": "staged", "cuda": "channels"}[rank.device.type]
     lanes = rank.device.type == "cuda" and rank.size == 2
-    found = {
-        "small": explained("broadcast", 1000, algorithm="onestage"),
-        "large": explained("broadcast", 4 << 20, algorithm="onestage", output_symmetric=True),
-        "named": explained("allreduce", 1000, algorithm="oneshot_push"),
-    }
-    assert found["small"] == ("onestage", small)
-    assert found["large"] == ("onestage", "lanes" if lanes else "direct")
-    assert found["named"] == ("oneshot_push", "oneshot_push")
+    assert runs("broadcast", 1000, "onestage") == small
+    large = runs("broadcast", 4 << 20, "onestage", output_symmetric=True)
+    assert large == ("lanes" if lanes else "direct")
+    assert runs("allreduce", 1000, "oneshot_push") == "oneshot_push"
 
 
 @pytest.mark.worlds(2)
@@ -81,21 +78,18 @@ def test_explain_refuses_what_the_call_refuses(rank: Rank) -> None:
     def explained(op: str, **options: Any) -> Attempt:
         return attempt(lambda: communicator.explain(op, (4, 256), torch.float32, **options))
 
-    found = {op: explained(op) for op in NAMES}
-    found |= {f"{op} keep_norm": explained(op, keep_norm=True) for op in NAMES}
-    found["rounding"] = explained(FUSED, rounding="up")
-    found["scale_mode"] = explained(FUSED, scale_mode="column")
-    found["quant_group_size"] = explained(FUSED, scale_mode="group", quant_group_size=96)
-    found["no scales"] = explained(NAMES[0], scale_mode="group")
-    found["no norm"] = explained("allreduce", rounding="parity")
     for op in NAMES:
-        assert found[op].error == "", found[op]
-        assert found[f"{op} keep_norm"].error == ("" if quantizes(op) else "ValueError")
-    for name in ("rounding", "scale_mode", "quant_group_size"):
-        assert found[name].error == "ValueError", found[name]
-        assert f"collx.{FUSED}: {name}: got" in found[name].message
-    assert found["no scales"].error == "ValueError", found["no scales"]
-    assert found["no norm"].error == "ValueError", found["no norm"]
+        assert_raised(explained(op), "")
+        assert_raised(explained(op, keep_norm=True), "" if quantizes(op) else "ValueError")
+    wrong: dict[str, dict[str, Any]] = {
+        "rounding": {"rounding": "up"},
+        "scale_mode": {"scale_mode": "column"},
+        "quant_group_size": {"scale_mode": "group", "quant_group_size": 96},
+    }
+    for name, options in wrong.items():
+        assert_raised(explained(FUSED, **options), "ValueError", f"collx.{FUSED}: {name}: got")
+    assert_raised(explained(NAMES[0], scale_mode="group"), "ValueError")
+    assert_raised(explained("allreduce", rounding="parity"), "ValueError")
 
 
 BAD_SHAPES: dict[str, tuple[tuple[Any, Any], str, str]] = {
@@ -148,63 +142,45 @@ def test_explain_and_the_call_check_an_algorithm_alike(rank: Rank) -> None:
     assert found["allreduce 0 pull_push"][0] == ""
 
 
-def _tuned(rank: Rank) -> dict[str, Any]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_explain_tells_what_a_tuner_asked_for(rank: Rank) -> None:
+    """On the CPU, where there is no grid, tuning changes nothing. Large calls with few blocks use
+    a fixed number of threads."""
     communicator = rank.communicator("tuned")
-    native = communicator._native
     found: dict[str, Any] = {}
     for blocks, threads in ((0, 0), (3, 128), (1, 64), (0, 0)):
-        native.tune(blocks, threads)
+        communicator._native.tune(blocks, threads)
         for op, shape in (("allreduce", 1 << 16), (FUSED, (64, 4096)), ("alltoall", 1 << 16)):
             plan = communicator.explain(op, shape, torch.float32)
             found[f"{op} {blocks} x {threads}"] = (plan.blocks, plan.threads)
         assert works(rank, communicator)
-    return found
+    if rank.device.type == "cpu":
+        assert set(found.values()) == {(1, 1)}, found
+        return
+    for op in ("allreduce", "alltoall"):
+        assert found[f"{op} 3 x 128"] == (3, 128), found
+        assert found[f"{op} 1 x 64"] == (1, 64), found
+        assert found[f"{op} 0 x 0"] not in ((3, 128), (1, 64)), found
+    # For a norm, threads are only a request: its blocks follow from the rows.
+    assert found[f"{FUSED} 1 x 64"] != found[f"{FUSED} 0 x 0"], found
 
 
 @pytest.mark.worlds(2)
-def test_explain_tells_what_a_tuner_asked_for(pool: Pool) -> None:
-    """On the CPU, where there is no grid, tuning changes nothing. Large calls with few blocks use
-    a fixed number of threads."""
-    for found in pool.run(_tuned):
-        if pool.world.device == "cpu":
-            assert set(found.values()) == {(1, 1)}, found
-            continue
-        for op in ("allreduce", "alltoall"):
-            assert found[f"{op} 3 x 128"] == (3, 128), found
-            assert found[f"{op} 1 x 64"] == (1, 64), found
-            assert found[f"{op} 0 x 0"] not in ((3, 128), (1, 64)), found
-        # For a norm, threads are only a request: its blocks follow from the rows.
-        assert found[f"{FUSED} 1 x 64"] != found[f"{FUSED} 0 x 0"], found
-
-
-def _bounds(rank: Rank) -> dict[str, Any]:
+@on_ranks
+def test_a_tuner_gets_what_the_device_holds_at_once(rank: Rank) -> None:
+    """Resident blocks would wait for blocks that are not resident."""
     native = rank.communicator("tuned")._native
-    given = ((1024, 64), (1024, 512), (1025, 64), (0, 64), (1, 63), (1, 1024))
-    found: dict[str, Any] = {
-        f"{blocks} x {threads}": attempt(lambda: native.tune(blocks, threads))  # noqa: B023
-        for blocks, threads in given
-    }
+    for blocks, threads in ((1025, 64), (0, 64), (1, 63), (1, 1024)):
+        found = attempt(lambda: native.tune(blocks, threads))  # noqa: B023
+        assert found.error == "ValueError", found
+    resident = 1024
     if rank.device.type == "cuda":
         resident = extension.load_kernels(rank.device, rank.size)["blocks"]
-        found["resident"] = attempt(lambda: native.tune(resident, 512))
+        native.tune(resident, 512)
         assert works(rank, rank.communicator("tuned"))
-        found["one more"] = attempt(lambda: native.tune(resident + 1, 512))
-        found["blocks"] = resident
+        more = attempt(lambda: native.tune(resident + 1, 512))
+        assert_raised(more, "ValueError", f"accepted: 1 to {resident},", "can run at once")
+    most = attempt(lambda: native.tune(1024, 512))
+    assert most.error == ("" if resident >= 1024 else "ValueError"), most
     native.tune(0, 0)
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_a_tuner_gets_what_the_device_holds_at_once(pool: Pool) -> None:
-    """Resident blocks would wait for blocks that are not resident."""
-    for found in pool.run(_bounds):
-        for wrong in ("1025 x 64", "0 x 64", "1 x 63", "1 x 1024"):
-            assert found[wrong].error == "ValueError", found
-        if pool.world.device == "cpu":
-            assert found["1024 x 512"].error == "", found
-            continue
-        assert found["resident"].error == "", found
-        assert found["one more"].error == "ValueError", found
-        assert f"accepted: 1 to {found['blocks']}," in found["one more"].message, found
-        assert "can run at once" in found["one more"].message, found
-        assert found["1024 x 512"].error == ("" if found["blocks"] >= 1024 else "ValueError")

@@ -22,7 +22,7 @@ from ..failures import ROOT, assert_lost_rank_is_named, assert_named, repeated, 
 from ..limits import AT_ONCE, SLACK, assert_in_time, pace, timeout_now
 from ..norms import scatters
 from ..operators import is_norm, kernels, name_in_errors
-from ..pool import Pool, some_stand_for_all
+from ..pool import Pool, on_ranks, some_stand_for_all
 from ..rank import Rank
 from ..regions import mark_failed
 
@@ -224,20 +224,16 @@ LATE += [
 ]
 
 
-def _late_but_in_time(rank: Rank, late: int, timeout: float) -> bool:
-    with rank.new_communicator("late", call_timeout=timeout) as communicator:
+@pytest.mark.worlds(2, 4)
+@on_ranks
+def test_a_slow_rank_is_no_failure(rank: Rank, timeout: float) -> None:
+    """The negative control of the timeouts: the others wait for a rank that is late but in time."""
+    with rank.new_communicator("late", call_timeout=3 * timeout) as communicator:
         for op, algorithm in LATE:
             call = repeated(rank, communicator, small_call(op, rank.size, algorithm=algorithm))
-            if rank.rank == late:
-                time.sleep(timeout / 12)
+            if rank.rank == 0:
+                time.sleep(timeout / 4)
             call()
-    return True
-
-
-@pytest.mark.worlds(2, 4)
-def test_a_slow_rank_is_no_failure(pool: Pool) -> None:
-    """The negative control of the timeouts: the others wait for a rank that is late but in time."""
-    assert all(pool.run(_late_but_in_time, 0, timeout_now(pool, 3.0)))
 
 
 def _leave_poisoned(rank: Rank, timeout: float) -> tuple[Attempt, Attempt]:
@@ -262,10 +258,13 @@ def test_with_leaves_a_poisoned_communicator_at_once(pool: Pool) -> None:
         assert_in_time(left, slack=AT_ONCE)
 
 
-def _leave_beside_a_query(rank: Rank, timeout: float) -> list[Attempt]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_query_that_waits_for_notes_keeps_the_regions(rank: Rank, timeout: float) -> None:
+    """The notes of the other ranks are in the region, which the end of the communicator frees."""
     communicator = rank.new_communicator("asked", rank.fresh_group(), call_timeout=timeout)
-    found: list[Attempt] = []
-    query = threading.Thread(target=lambda: found.append(attempt(communicator.raise_if_failed)))
+    asked: list[Attempt] = []
+    query = threading.Thread(target=lambda: asked.append(attempt(communicator.raise_if_failed)))
     if rank.rank == 0:
         mark_failed(communicator, by=1)
         query.start()
@@ -273,12 +272,4 @@ def _leave_beside_a_query(rank: Rank, timeout: float) -> list[Attempt]:
     communicator._leave()
     if rank.rank == 0:
         query.join()
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_a_query_that_waits_for_notes_keeps_the_regions(pool: Pool) -> None:
-    """The notes of the other ranks are in the region, which the end of the communicator frees."""
-    (asked,), none = pool.run(_leave_beside_a_query, timeout_now(pool))
-    assert asked.error in ("CollectiveTimeout", "CommunicatorPoisoned"), asked
-    assert none == []
+        assert asked[0].error in ("CollectiveTimeout", "CommunicatorPoisoned"), asked

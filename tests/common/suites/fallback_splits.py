@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ..attempt import Attempt, attempt, finish
-from ..pool import Pool
+from ..attempt import Attempt, assert_raised, attempt, finish
+from ..pool import on_ranks
 from ..rank import Rank
 
 ENOUGH = 20.0  # a timeout that no call should reach
@@ -54,17 +54,18 @@ def _split_wrongly(rank: Rank, given: list[int], capacity: int) -> Attempt:
 
 @pytest.mark.worlds(3)
 @pytest.mark.parametrize("what", sorted(WRONG))
-def test_splits_of_a_peer_are_not_believed(pool: Pool, what: str) -> None:
+@on_ranks
+def test_splits_of_a_peer_are_not_believed(rank: Rank, what: str) -> None:
     """No rank uses invalid counts, and no rank waits for the rank that gave them."""
     given, words = WRONG[what]
-    for found in pool.run(_split_wrongly, given, ROWS):
-        assert found.error == "CollectiveMismatch", found
-        assert words in found.message, found
-        assert found.seconds < ENOUGH / 2, found
+    found = _split_wrongly(rank, given, ROWS)
+    assert_raised(found, "CollectiveMismatch", words)
+    assert found.seconds < ENOUGH / 2, found
 
 
 @pytest.mark.worlds(3)
-def test_splits_that_fit_are_accepted(pool: Pool) -> None:
+@on_ranks
+def test_splits_that_fit_are_accepted(rank: Rank) -> None:
     """The negative control."""
-    for found in pool.run(_split_wrongly, [4, 0, 3], ROWS):
-        assert found.error == "", found
+    found = _split_wrongly(rank, [4, 0, 3], ROWS)
+    assert found.error == "", found

@@ -15,7 +15,7 @@ import torch
 from collx import reference
 
 from .. import collectives, norms
-from ..attempt import Attempt, attempt, works
+from ..attempt import assert_raised, attempt, works
 from ..calls import Call, Fields, as_tuple, run_calls, strides_of
 from ..check import assert_none
 from ..collectives import OPS, SYMMETRIC, WITH_AXIS
@@ -98,8 +98,7 @@ def test_a_part_with_holes_is_refused_or_right(rank: Rank, op: str) -> None:
     rank.synchronize()
     wrong = call.wrong_results(rank.size, rank.rank, (out,))
     if found.error:
-        assert found.error == "ValueError", found
-        assert "overlap" in found.message
+        assert_raised(found, "ValueError", "overlap")
     else:
         assert wrong == ""
 
@@ -107,8 +106,12 @@ def test_a_part_with_holes_is_refused_or_right(rank: Rank, op: str) -> None:
 WITH_SEVERAL_OUTPUTS = tuple(op for op in NAMES if len(call_of(op).outputs()) > 1)
 
 
-def _wrong_outputs(rank: Rank, op: str) -> list[Attempt]:
-    """Calls the Python function with one output less than the operator has."""
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("op", WITH_SEVERAL_OUTPUTS)
+@on_ranks
+def test_outputs_are_all_given_or_none(rank: Rank, op: str) -> None:
+    """Calls the Python function with one output less than the operator has. The errors name the
+    outputs."""
     communicator = rank.communicator()
     call = call_of(op, 512, rank.size, form="python_out")
     tensors = call.tensors(rank)
@@ -127,20 +130,10 @@ def _wrong_outputs(rank: Rank, op: str) -> list[Attempt]:
             others = {key: value for key, value in given.items() if key != name}
             found.append(attempt(lambda: function(**others)))  # noqa: B023
     assert works(rank, communicator)
-    return found
-
-
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize("op", WITH_SEVERAL_OUTPUTS)
-def test_outputs_are_all_given_or_none(pool: Pool, op: str) -> None:
-    """The errors of the Python functions name the outputs."""
-    name, outputs = name_in_errors(op), call_of(op).outputs()
-    beginnings = (f"collx.{name}: out: ", f"collx.{name}: output_splits: ")
-    for found in pool.run(_wrong_outputs, op):
-        for result in found:
-            assert result.error == "ValueError", result
-            assert result.message.startswith(beginnings), result
-            assert all(output in result.message for output in outputs), result
+    name = name_in_errors(op)
+    for result in found:
+        assert_raised(result, "ValueError", *call.outputs())
+        assert result.message.startswith((f"collx.{name}: out: ", f"collx.{name}: output_splits: "))
 
 
 def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import collx
 from collx.communicator import of_group
 
-from ..attempt import attempt, ones, works
+from ..attempt import assert_raised, attempt, ones, works
 from ..pool import on_ranks
 from ..rank import Rank
 
@@ -59,9 +59,8 @@ def test_a_group_stands_for_its_communicator_under_any_name(rank: Rank) -> None:
     name = str(group.group_name)
     settings: dict[str, Any] = {"device": rank.device, "payload_bytes": 4 << 20}
     x = ones(rank)
-    found: dict[str, Any] = {"none": collx.is_initialized(group)}
 
-    def meant() -> list[str]:
+    def meant() -> set[str]:
         compiled = torch.compile(lambda x: collx.allreduce(x, group=group), backend="eager")
         calls = (collx.allreduce(x, group=group), compiled(x))
         assert all(bool((result == rank.size).all()) for result in calls)
@@ -71,28 +70,23 @@ def test_a_group_stands_for_its_communicator_under_any_name(rank: Rank) -> None:
             served = [one.name for one in patched.communicators.values()]
         by_name = of_group(name)
         assert by_name is not None
-        return [collx.get(group).name, by_name.name, str(layer.group), *served]
+        return {collx.get(group).name, by_name.name, str(layer.group), *served}
 
+    def refused(use: Callable[[], Any]) -> None:
+        assert_raised(attempt(use), "ValueError", "'mine', 'yours'")
+
+    assert not collx.is_initialized(group)
     with collx.init(group, name="mine", **settings):
-        found["one"] = meant()
+        assert meant() == {"mine"}
         with collx.init(group, name="yours", **settings):
-            found["several"] = [attempt(lambda: collx.allreduce(x, group=group))]
-            found["several"].append(attempt(lambda: collx.get(group)))
-            found["several"].append(attempt(lambda: collx.patch(group)))
+            refused(lambda: collx.allreduce(x, group=group))
+            refused(lambda: collx.get(group))
+            refused(lambda: collx.patch(group))
             with collx.init(group, **settings):
-                found["default"] = meant()
-            found["several"].append(attempt(lambda: collx.allreduce(x, group=group)))
-        found["one again"] = meant()
-        found["other"] = attempt(lambda: collx.allreduce(x, group=other))
-    found["default"] = [name if each == name else f"not {each}" for each in found["default"]]
-    found["name"] = name
-    assert found["none"] is False
-    assert set(found["one"]) == set(found["one again"]) == {"mine"}, found
-    assert set(found["default"]) == {found["name"]}, found
-    for result in found["several"]:
-        assert result.error == "ValueError", result
-        assert "'mine', 'yours'" in result.message, result
-    assert found["other"].error == "ValueError", found
+                assert meant() == {name}
+            refused(lambda: collx.allreduce(x, group=group))
+        assert meant() == {"mine"}
+        assert_raised(attempt(lambda: collx.allreduce(x, group=other)), "ValueError")
 
 
 @pytest.mark.worlds(1, 2)
@@ -105,34 +99,25 @@ def test_no_group_stands_for_a_communicator_of_other_ranks(rank: Rank) -> None:
     world = str(dist.group.WORLD.group_name)  # type: ignore[union-attr]
     alone = groups[rank.rank]
     of_first = rank.gather(str(alone.group_name))[0]
-    found: dict[str, Any] = {"taken": attempt(lambda: collx.init(alone, name=world, **settings))}
+    taken = attempt(lambda: collx.init(alone, name=world, **settings))
+    assert_raised(taken, "ValueError", "name of another process group")
     if rank.size > 1:
-        found["taken on one"] = attempt(lambda: collx.init(name=of_first, **settings))
+        taken = attempt(lambda: collx.init(name=of_first, **settings))
+        assert_raised(taken, "InitError", "name of another process group")
     # PyTorch may later give a group the name of an existing communicator.
     later = str(dist.distributed_c10d._world.group_count)
     with collx.init(alone, name=later, **settings):
         group = rank.fresh_group()
-        found["same"] = str(group.group_name) == later
-        found["later"] = [attempt(lambda: collx.allreduce(ones(rank), group=group))]
-        found["later"].append(attempt(lambda: collx.empty(3, group=group)))
-        found["later"].append(
-            attempt(
-                lambda: torch.compile(lambda x: collx.allreduce(x, group=group), backend="eager")(
-                    ones(rank)
-                )
-            )
-        )
-        found["initialized"] = collx.is_initialized(group)
-    assert found["taken"].error == "ValueError", found
-    assert "name of another process group" in found["taken"].message
-    if rank.size > 1:
-        assert found["taken on one"].error == "InitError", found
-        assert "name of another process group" in found["taken on one"].message
-    assert found["same"]
-    assert found["initialized"] is False
-    for result in found["later"]:
-        assert result.error, result
-        assert "made from another group" in result.message, result
+        assert str(group.group_name) == later
+        compiled = torch.compile(lambda x: collx.allreduce(x, group=group), backend="eager")
+        uses: list[Callable[[], Any]] = [
+            lambda: collx.allreduce(ones(rank), group=group),
+            lambda: collx.empty(3, group=group),
+            lambda: compiled(ones(rank)),
+        ]
+        for use in uses:
+            assert "made from another group" in attempt(use).message
+        assert not collx.is_initialized(group)
 
 
 @pytest.mark.worlds(2)
@@ -153,8 +138,6 @@ def test_what_stands_for_no_group_is_refused_by_name(rank: Rank) -> None:
         "another job's, init": lambda: collx.init(gone),
         "without one": lambda: collx.allreduce(ones(rank), group=mine),
     }
-    found = {what: attempt(call) for what, call in wrong.items()}
-    assert works(rank, communicator)
     words = {
         "mesh": ("ValueError", "2 dimensions", "tp", 'mesh["name"]'),
         "int": ("TypeError", "int", "DeviceMesh", "ProcessGroup", "Communicator"),
@@ -162,10 +145,9 @@ def test_what_stands_for_no_group_is_refused_by_name(rank: Rank) -> None:
         "another job's": ("ValueError", "never initialized", "destroyed"),
         "without one": ("ValueError", "collx.init"),
     }
-    for what, result in found.items():
-        error, *said = words[what.partition(",")[0]]
-        assert result.error == error, (what, result)
-        assert all(word in result.message for word in said), (what, result)
+    for what, call in wrong.items():
+        assert_raised(attempt(call), *words[what.partition(",")[0]])
+    assert works(rank, communicator)
 
 
 @pytest.mark.worlds(2)
@@ -224,17 +206,13 @@ def test_a_reduction_that_collx_does_not_have_is_refused_by_name(rank: Rank) -> 
     scaled: Any = dist._make_nccl_premul_sum(2.0)
     wrong = {"PREMUL_SUM": scaled, "BAND": dist.ReduceOp.BAND, "7": 7}
     x = ones(rank)
-    found = {}
     for what, op in wrong.items():
         for function in (collx.allreduce, collx.allreduce_, collx.reducescatter, collx.reduce):
-            name = f"{what}, {function.__name__}"
-            found[name] = attempt(lambda: function(x, op, group=communicator))  # noqa: B023
+            refused = attempt(lambda: function(x, op, group=communicator))  # noqa: B023
+            error = "TypeError" if what == "7" else "ValueError"
+            words = (f"collx.{function.__name__}: reduce_op", what, "sum, avg, max, min, prod")
+            assert_raised(refused, error, *words)
     assert works(rank, communicator)
-    for what, result in found.items():
-        given, _, called = what.partition(", ")
-        assert result.error == ("TypeError" if given == "7" else "ValueError"), (what, result)
-        for word in (f"collx.{called}: reduce_op", given, "sum, avg, max, min, prod"):
-            assert word in result.message, (what, result)
 
 
 @pytest.mark.worlds(1, 2)
@@ -242,20 +220,21 @@ def test_a_reduction_that_collx_does_not_have_is_refused_by_name(rank: Rank) -> 
 def test_symmetric_tensors_like_others_and_of_zeros(rank: Rank) -> None:
     communicator = rank.communicator()
     plain = torch.zeros(4, 6, dtype=torch.bfloat16, device=rank.device).t()
-    like = collx.empty_like(plain, group=communicator)
+    for like in (collx.empty_like(plain, group=communicator), communicator.empty_like(plain)):
+        assert (like.shape, like.dtype) == ((6, 4), torch.bfloat16)
+        assert like.is_contiguous()
     other = collx.empty_like(plain, dtype=torch.int64, group=communicator)
-    zero = collx.zeros(5, 2, dtype=torch.float64, group=communicator)
-    own = communicator.zeros(5, 2, dtype=torch.float64), communicator.empty_like(plain)
+    assert (other.shape, other.dtype) == ((6, 4), torch.int64)
+    zeros = torch.zeros(5, 2, dtype=torch.float64)
+    for zero in (
+        collx.zeros(5, 2, dtype=torch.float64, group=communicator),
+        communicator.zeros(5, 2, dtype=torch.float64),
+    ):
+        assert zero.dtype == torch.float64
+        assert torch.equal(zero.cpu(), zeros)
     direct = like.fill_(1), communicator.empty_like(like, dtype=torch.bfloat16)
     collx.allreduce(direct[0], out=direct[1], group=communicator, algorithm="pull_push")
-    found = [
-        like.shape == (6, 4) and like.dtype == torch.bfloat16 and like.is_contiguous(),
-        other.shape == (6, 4) and other.dtype == torch.int64,
-        zero.shape == (5, 2) and zero.dtype == torch.float64 and bool((zero == 0).all()),
-        torch.equal(zero, own[0]) and zero.dtype == own[0].dtype,
-        own[1].shape == like.shape and own[1].dtype == like.dtype and own[1].is_contiguous(),
-        bool((direct[1] == rank.size).all()),
-        collx.zeros((5, np.int64(2)), group=communicator).shape == (5, 2),
-        attempt(lambda: collx.empty_like("x", group=communicator)).error == "TypeError",  # type: ignore[arg-type]
-    ]
-    assert found == [True] * 8
+    assert bool((direct[1] == rank.size).all())
+    assert collx.zeros((5, np.int64(2)), group=communicator).shape == (5, 2)
+    text: Any = "x"
+    assert_raised(attempt(lambda: collx.empty_like(text, group=communicator)), "TypeError")

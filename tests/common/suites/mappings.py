@@ -14,7 +14,7 @@ import torch
 from collx import nn
 
 from ..check import differences
-from ..pool import Pool, on_ranks, some_stand_for_all
+from ..pool import on_ranks, some_stand_for_all
 from ..rank import Rank
 from ..shares import integers, own_part
 
@@ -85,37 +85,35 @@ def test_parallel_layers_have_the_gradients_of_the_unsplit_ones(rank: Rank, way:
     ]
 
 
-def _joined_and_divided(rank: Rank, axis: int, shape: tuple[int, ...]) -> bool:
-    """Returns whether splitting and gathering is the identity, and its gradient too."""
-    communicator = rank.communicator()
-    values, weights = (integers(shape, seed).to(rank.device) for seed in (1, 2))
-    x = values.clone().requires_grad_()
-    part = nn.split_to_ranks(x, communicator, axis)
-    assert part.is_contiguous()
-    assert torch.equal(part, own_part(values, rank, axis))
-    y = nn.gather_from_ranks(part, communicator, axis, shape[axis])
-    y.backward(weights)
-    assert x.grad is not None
-    fine = torch.equal(y, values) and torch.equal(x.grad, weights)
-
-    # Each rank adds its own gradient, so the result is their sum.
-    mine = own_part(values, rank, axis).clone().requires_grad_()
-    joined = nn.gather_from_sequence(mine, communicator, axis, shape[axis])
-    divided = nn.scatter_to_sequence(joined * (rank.rank + 1), communicator, axis)
-    divided.backward(own_part(weights, rank, axis))
-    factor = sum(range(1, rank.size + 1))
-    assert mine.grad is not None
-    fine &= torch.equal(divided, own_part(values, rank, axis) * factor)
-    return fine and torch.equal(mine.grad, own_part(weights, rank, axis) * factor)
-
-
 @pytest.mark.worlds(1, 2, 3)
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
-def test_any_axis_of_even_and_uneven_sizes(pool: Pool, axis: int) -> None:
-    """Also axes shorter than the number of ranks."""
-    for size in (1, 2 * pool.size, 2 * pool.size + 1):
+@on_ranks
+def test_any_axis_of_even_and_uneven_sizes(rank: Rank, axis: int) -> None:
+    """Splitting and gathering is the identity, and its gradient too. Also axes shorter than the
+    number of ranks."""
+    communicator = rank.communicator()
+    for size in (1, 2 * rank.size, 2 * rank.size + 1):
         shape = tuple(size if d == axis % 3 else 2 + d for d in range(3))
-        assert pool.run(_joined_and_divided, axis, shape) == [True] * pool.size
+        values, weights = (integers(shape, seed).to(rank.device) for seed in (1, 2))
+        x = values.clone().requires_grad_()
+        part = nn.split_to_ranks(x, communicator, axis)
+        assert part.is_contiguous()
+        assert torch.equal(part, own_part(values, rank, axis))
+        y = nn.gather_from_ranks(part, communicator, axis, shape[axis])
+        y.backward(weights)
+        assert x.grad is not None
+        assert torch.equal(y, values)
+        assert torch.equal(x.grad, weights)
+
+        # Each rank adds its own gradient, so the result is their sum.
+        mine = own_part(values, rank, axis).clone().requires_grad_()
+        joined = nn.gather_from_sequence(mine, communicator, axis, shape[axis])
+        divided = nn.scatter_to_sequence(joined * (rank.rank + 1), communicator, axis)
+        divided.backward(own_part(weights, rank, axis))
+        factor = sum(range(1, rank.size + 1))
+        assert mine.grad is not None
+        assert torch.equal(divided, own_part(values, rank, axis) * factor)
+        assert torch.equal(mine.grad, own_part(weights, rank, axis) * factor)
 
 
 @pytest.mark.worlds(1, 2, 3)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
-from tempfile import TemporaryDirectory
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from torch.fx import Graph
 import collx
 
 from ..compiling import operators_in, through_pass
-from ..pool import Pool, on_ranks
+from ..pool import on_ranks
 from ..rank import Rank
 from .patched import far, seen, training_step, world_mesh
 
@@ -53,32 +53,6 @@ def _split_by_transformers(rank: Rank, kind: str, dtype: torch.dtype, folder: st
     return load(folder, tp_plan="auto", dtype=dtype).eval()
 
 
-def _transformers(rank: Rank, kind: str, dtype: torch.dtype, folder: str) -> dict[str, Any]:
-    ids = torch.randint(128, (2, 7), generator=torch.Generator().manual_seed(3)).to(rank.device)
-    graphs: list[Graph] = []
-    with rank.new_communicator(None, dist.group.WORLD), torch.no_grad():
-        model = _split_by_transformers(rank, kind, dtype, folder)
-
-        def logits(run: Callable[..., Any] = model) -> Tensor:
-            return run(ids, use_cache=False).logits.float().cpu()
-
-        own = logits()
-        with collx.patch(model):
-            patched, ops = seen(logits)
-        torch._dynamo.reset()
-        compiled = torch.compile(model, fullgraph=True, backend=through_pass(graphs))
-        rewritten = logits(compiled)
-    torch._dynamo.reset()
-    scale = own.abs().max()
-    return {
-        "ops": ops,
-        "rewritten": operators_in(graphs),
-        "patched": ((patched - own).abs().max() / scale).item(),
-        "compiled": ((rewritten - patched).abs().max() / scale).item(),
-        "tokens": [one.argmax(-1).tolist() for one in (own, patched, rewritten)],
-    }
-
-
 def _sums(ops: list[str]) -> list[str]:
     """Returns the ops except gathers, without the suffix of in-place ops: versions of transformers
     differ in it."""
@@ -95,24 +69,37 @@ def _sums(ops: list[str]) -> list[str]:
     [("Llama", torch.float32), *((kind, torch.bfloat16) for kind in CONFIGS)],
     ids=str,
 )
+@on_ranks(deadline=300.0)
 def test_models_of_transformers_run_without_a_change(
-    pool: Pool, kind: str, dtype: torch.dtype
+    rank: Rank, kind: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     """Results have the bits of the uncompiled model if the dtype has rounding points to keep. In
     float32 the operator may sum a row in another order."""
-    with TemporaryDirectory() as folder:
-        results = pool.run(_transformers, kind, dtype, folder, deadline=300.0)
-    for found in results:
-        # Two per layer. Some versions of transformers also split the embedding and the logits.
-        sums = _sums(found["ops"])
-        assert sums in (["allreduce"] * 4, ["allreduce"] * 5)
-        assert _sums(found["rewritten"]) == [*sums[4:], *[FUSED] * 4]
-        assert found["patched"] == 0  # the sum of two ranks' values does not depend on the order
-        assert found["compiled"] <= (0 if dtype == torch.bfloat16 else 1e-6)
-        own, patched, rewritten = found["tokens"]
-        assert own == patched
-        assert own == rewritten
-    assert results[0]["tokens"] == results[1]["tokens"]
+    ids = torch.randint(128, (2, 7), generator=torch.Generator().manual_seed(3)).to(rank.device)
+    graphs: list[Graph] = []
+    with rank.new_communicator(None, dist.group.WORLD), torch.no_grad():
+        model = _split_by_transformers(rank, kind, dtype, str(tmp_path))
+
+        def logits(run: Callable[..., Any] = model) -> Tensor:
+            return run(ids, use_cache=False).logits.float().cpu()
+
+        own = logits()
+        with collx.patch(model):
+            patched, ops = seen(logits)
+        torch._dynamo.reset()
+        compiled = torch.compile(model, fullgraph=True, backend=through_pass(graphs))
+        rewritten = logits(compiled)
+    torch._dynamo.reset()
+    # Two per layer. Some versions of transformers also split the embedding and the logits.
+    sums = _sums(ops)
+    assert sums in (["allreduce"] * 4, ["allreduce"] * 5)
+    assert _sums(operators_in(graphs)) == [*sums[4:], *[FUSED] * 4]
+    scale = own.abs().max()
+    assert (patched - own).abs().max() == 0  # the sum of two ranks' values has one order
+    assert (rewritten - patched).abs().max() / scale <= (0 if dtype == torch.bfloat16 else 1e-6)
+    tokens = [one.argmax(-1).tolist() for one in (own, patched, rewritten)]
+    assert tokens == [tokens[0]] * 3
+    assert rank.gather(tokens[0]) == [tokens[0]] * rank.size
 
 
 class Block(nn.Module):
@@ -139,7 +126,24 @@ class Blocks(nn.Module):
         return result
 
 
-def _dtensor(rank: Rank, sequence: bool) -> dict[str, Any]:
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize(
+    ("sequence", "ops", "rewritten"),
+    [
+        (False, ["allreduce"] * 2, [FUSED] * 2),
+        (
+            True,
+            [*["allgather", "reducescatter"] * 2, "allgather"],
+            ["allgather", "reducescatter_residual_rmsnorm"] * 2,
+        ),
+    ],
+    ids=["tensor", "sequence"],
+)
+@on_ranks(deadline=300.0)
+def test_modules_that_dtensor_parallelizes(
+    rank: Rank, sequence: bool, ops: list[str], rewritten: list[str]
+) -> None:
+    """The test itself makes the last gather, to compare the whole output."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -178,38 +182,13 @@ def _dtensor(rank: Rank, sequence: bool) -> dict[str, Any]:
         for block in model.blocks:
             parallelize_module(block, mesh, plan)
         with collx.patch(mesh):
-            patched, ops = seen(lambda: output(model))
+            patched, seen_ops = seen(lambda: output(model))
         torch._dynamo.reset()
-        rewritten = output(torch.compile(model, fullgraph=True, backend=through_pass(graphs)))
+        compiled = output(torch.compile(model, fullgraph=True, backend=through_pass(graphs)))
     torch._dynamo.reset()
-    return {
-        "ops": ops,
-        "rewritten": operators_in(graphs),
-        "far": [*far(patched, whole), *far(rewritten, whole)],
-    }
-
-
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize(
-    ("sequence", "ops", "rewritten"),
-    [
-        (False, ["allreduce"] * 2, [FUSED] * 2),
-        (
-            True,
-            [*["allgather", "reducescatter"] * 2, "allgather"],
-            ["allgather", "reducescatter_residual_rmsnorm"] * 2,
-        ),
-    ],
-    ids=["tensor", "sequence"],
-)
-def test_modules_that_dtensor_parallelizes(
-    pool: Pool, sequence: bool, ops: list[str], rewritten: list[str]
-) -> None:
-    """The test itself makes the last gather, to compare the whole output."""
-    for found in pool.run(_dtensor, sequence, deadline=300.0):
-        assert found["far"] == []
-        assert found["ops"] == ops
-        assert found["rewritten"] == rewritten
+    assert [*far(patched, whole), *far(compiled, whole)] == []
+    assert seen_ops == ops
+    assert operators_in(graphs) == rewritten
 
 
 @pytest.mark.worlds(2)

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from collx import nn
 
-from ..attempt import Attempt, attempt
-from ..pool import Pool, on_ranks
+from ..attempt import assert_raised, attempt
+from ..pool import on_ranks
 from ..rank import Rank
 from .products import overlapping
 
@@ -314,42 +314,28 @@ def test_a_layer_norm_with_float32_weights_is_trained(
     return wrong
 
 
-def _refused(rank: Rank) -> dict[str, Attempt]:
+@pytest.mark.worlds(1)
+@on_ranks
+def test_what_a_layer_cannot_be_made_of_is_refused_by_name(rank: Rank) -> None:
     norm: Any = nn.TensorParallelLayerNorm
     column: Any = nn.ColumnParallelLinear
     row: Any = nn.RowParallelLinear
     whole, part = torch_nn.Linear(4, 4), slice(0, 2)
-    calls = {
-        "no rank": lambda: nn.shard_range(7, 2, 2),
-        "no linear layer": lambda: row.from_module(torch_nn.ReLU()),
-        "part": lambda: row.from_module(column.from_module(whole, units=part)),
-        "part of a row": lambda: column.from_module(row.from_module(whole, units=part)),
-        "RMSNorm": lambda: norm.from_module(torch_nn.RMSNorm(4)),
-        "two dimensions": lambda: norm.from_module(torch_nn.LayerNorm([4, 4])),
-        "half": lambda: norm(4, rounding="half"),
-        "units": lambda: column(4, 4, units=slice(0, 2), gather_output=True),
-        "nobody": lambda: column(4, 4, group="nobody"),
-        "step": lambda: column(4, 8, units=slice(0, 8, 2)),
-        "backward": lambda: row(8, 4, units=slice(5, 2)),
-    }
-    return {what: attempt(call) for what, call in calls.items()}
 
+    def refused(error: str, words: str, function: Any, *args: Any, **kwargs: Any) -> None:
+        assert_raised(attempt(lambda: function(*args, **kwargs)), error, words)
 
-@pytest.mark.worlds(1)
-def test_what_a_layer_cannot_be_made_of_is_refused_by_name(pool: Pool) -> None:
-    (found,) = pool.run(_refused)
-    for what, (error, word) in {
-        "no linear layer": ("TypeError", "RowParallelLinear.from_module: full: got a ReLU"),
-        "part": ("TypeError", "RowParallelLinear.from_module: full: got a ColumnParallelLinear"),
-        "part of a row": ("TypeError", "from_module: full: got a RowParallelLinear"),
-        "no rank": ("ValueError", "shard_range: rank: got 2; accepted: 0 to 1"),
-        "RMSNorm": ("TypeError", "torch.nn.LayerNorm"),
-        "two dimensions": ("TypeError", "last dimension"),
-        "half": ("ValueError", "parity_weight"),
-        "units": ("ValueError", "gather_output"),
-        "nobody": ("ValueError", "collx.init"),
-        "step": ("ValueError", "ColumnParallelLinear: units: got slice(0, 8, 2)"),
-        "backward": ("ValueError", "RowParallelLinear: units: got slice(5, 2, None)"),
-    }.items():
-        assert found[what].error == error, (what, found[what])
-        assert word in found[what].message, (what, found[what])
+    full = "RowParallelLinear.from_module: full: got a"
+    refused("TypeError", f"{full} ReLU", row.from_module, torch_nn.ReLU())
+    parts = column.from_module(whole, units=part), row.from_module(whole, units=part)
+    refused("TypeError", f"{full} ColumnParallelLinear", row.from_module, parts[0])
+    refused("TypeError", "from_module: full: got a RowParallelLinear", column.from_module, parts[1])
+    refused("ValueError", "shard_range: rank: got 2; accepted: 0 to 1", nn.shard_range, 7, 2, 2)
+    refused("TypeError", "torch.nn.LayerNorm", norm.from_module, torch_nn.RMSNorm(4))
+    refused("TypeError", "last dimension", norm.from_module, torch_nn.LayerNorm([4, 4]))
+    refused("ValueError", "parity_weight", norm, 4, rounding="half")
+    refused("ValueError", "gather_output", column, 4, 4, units=part, gather_output=True)
+    refused("ValueError", "collx.init", column, 4, 4, group="nobody")
+    units = "ParallelLinear: units: got slice"
+    refused("ValueError", f"Column{units}(0, 8, 2)", column, 4, 8, units=slice(0, 8, 2))
+    refused("ValueError", f"Row{units}(5, 2, None)", row, 8, 4, units=slice(5, 2))

@@ -19,7 +19,7 @@ from collx import nn
 
 from ..attempt import attempt
 from ..check import differences
-from ..pool import Pool, on_ranks, some_stand_for_all
+from ..pool import on_ranks, some_stand_for_all
 from ..posing import posing
 from ..rank import Rank
 
@@ -96,30 +96,24 @@ def near(got: torch.Tensor, want: torch.Tensor, roundings: int) -> bool:
     return bool(torch.allclose(got.double(), want.double(), rtol=step, atol=1e-30))
 
 
-def _in_place_of_a_norm(rank: Rank, kind: str, dtype_name: str) -> list[str]:
-    dtype = getattr(torch, dtype_name)
+@pytest.mark.worlds(1, 2, 3)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("kind", ["torch", "default eps", "llama"])
+@on_ranks
+def test_it_stands_in_for_allreduce_residual_and_norm(
+    rank: Rank, kind: str, dtype: torch.dtype
+) -> None:
+    """The residual has the same bits; each kind of norm keeps its own rounding points."""
+    some_stand_for_all(rank, dtype == torch.bfloat16)
     norm, communicator = norm_like(kind, rank, dtype), rank.communicator()
     fused = nn.TensorParallelRMSNorm.from_module(norm, group=communicator)
     partial, residual = tensors(rank, dtype)
-    found = []
     with torch.no_grad():
         total = collx.allreduce(partial, "sum", communicator)
-        if not near(fused(partial), norm(total), 2):
-            found.append("without a residual")
+        assert near(fused(partial), norm(total), 2)
         y, kept = fused(partial, residual)
-        found += [text for text in [differences(kept, total + residual)] if text]
-        if not near(y, norm(total + residual), 2):
-            found.append("with a residual")
-    return found
-
-
-@pytest.mark.worlds(1, 2, 3)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("kind", ["torch", "default eps", "llama"])
-def test_it_stands_in_for_allreduce_residual_and_norm(pool: Pool, kind: str, dtype: str) -> None:
-    """The residual has the same bits; each kind of norm keeps its own rounding points."""
-    some_stand_for_all(pool, dtype == "bfloat16")
-    assert pool.run(_in_place_of_a_norm, kind, dtype) == [[]] * pool.size
+        assert differences(kept, total + residual) == ""
+        assert near(y, norm(total + residual), 2)
 
 
 @pytest.mark.worlds(1, 2, 3)

@@ -59,37 +59,27 @@ def test_statistics_count_calls_and_bytes_of_every_function(rank: Rank) -> None:
     assert (after.waited is None) == (rank.device.type == "cuda")
 
 
-def _waited_for(rank: Rank, late: int) -> tuple[Any, tuple[float, ...]]:
-    """Returns the statistics while a rank is missing, and how much longer its peers waited for
-    it."""
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_statistics_tell_who_is_late(rank: Rank) -> None:
+    """While a rank is missing, and how much longer its peers waited for it."""
+    late = rank.size - 1
     communicator = rank.new_communicator("counted-late", watchdog=True)
     allreduce(communicator, ones(rank, 300))
     finish(communicator)
     rank.barrier()
     before = communicator.stats()
-    seen = None
     if rank.rank == late:
         time.sleep(0.3)
-        seen = communicator.stats()
+        assert communicator.stats().waiting == (True,) * late + (False,)
     allreduce(communicator, ones(rank, 300))
     finish(communicator)
     after = communicator.stats()
     rank.barrier()
     communicator.destroy()
-    return seen, tuple(b - a for a, b in zip(before.waited, after.waited, strict=True))
-
-
-@pytest.mark.worlds(2, 3)
-def test_statistics_tell_who_is_late(pool: Pool) -> None:
-    late = pool.size - 1
-    answers = pool.run(_waited_for, late)
-    seen, _ = answers[late]
-    others = set(range(pool.size)) - {late}
-    assert seen.waiting == tuple(rank in others for rank in range(pool.size)), seen
-    for rank in others:
-        waited = answers[rank][1]
-        assert waited[late] > 0.2, waited
-        assert waited[rank] == 0
+    waited = tuple(b - a for a, b in zip(before.waited, after.waited, strict=True))
+    assert rank.rank == late or waited[late] > 0.2, waited
+    assert rank.rank == late or waited[rank.rank] == 0, waited
 
 
 @pytest.mark.worlds(2)
@@ -275,7 +265,9 @@ def test_a_time_out_leaves_a_trace(pool: Pool, tmp_path: Path) -> None:
     assert status["last_started_collective"] == of_this[-1]["collective_seq_id"]
 
 
-def _profiled(rank: Rank, folder: str) -> None:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_profilers_see_ranges_with_the_fields_of_collectives(rank: Rank, tmp_path: Path) -> None:
     communicator = rank.communicator()
     x = ones(rank, 300)
     allreduce(communicator, x)
@@ -283,51 +275,40 @@ def _profiled(rank: Rank, folder: str) -> None:
     with torch.profiler.profile(activities=kinds) as profile:
         allreduce(communicator, x, "twoshot_push")
     finish(communicator)
-    profile.export_chrome_trace(f"{folder}/{rank.rank}.json")
+    trace = tmp_path / f"{rank.rank}.json"
+    profile.export_chrome_trace(str(trace))
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = [event.get("name") for event in events]
+    assert names.count("collx.allreduce twoshot_push, 1200 bytes, 2 ranks") == 1
+    (fields,) = [e["args"] for e in events if e.get("name") == "record_param_comms"]
+    assert fields["Collective name"] == "allreduce"
+    assert fields["In msg nelems"] == fields["Out msg nelems"] == 300
+    assert (fields["dtype"], fields["Group size"], fields["Rank"]) == ("Float", 2, rank.rank)
+    assert fields["Process Group Ranks"] == "[0, 1]"
 
 
 @pytest.mark.worlds(2)
-def test_profilers_see_ranges_with_the_fields_of_collectives(pool: Pool, tmp_path: Path) -> None:
-    pool.run(_profiled, str(tmp_path))
-    for rank in range(2):
-        events = json.loads((tmp_path / f"{rank}.json").read_text())["traceEvents"]
-        names = [event.get("name") for event in events]
-        assert names.count("collx.allreduce twoshot_push, 1200 bytes, 2 ranks") == 1
-        (fields,) = [e["args"] for e in events if e.get("name") == "record_param_comms"]
-        assert fields["Collective name"] == "allreduce"
-        assert fields["In msg nelems"] == fields["Out msg nelems"] == 300
-        assert (fields["dtype"], fields["Group size"], fields["Rank"]) == ("Float", 2, rank)
-        assert fields["Process Group Ranks"] == "[0, 1]"
-
-
-def _metrics(rank: Rank) -> str:
-    from prometheus_client import CollectorRegistry, generate_latest
-
+@on_ranks
+def test_prometheus_reads_the_statistics(rank: Rank) -> None:
+    client = pytest.importorskip("prometheus_client")
     from collx import prometheus
 
     communicator = rank.new_communicator("metrics")
     allreduce(communicator, ones(rank, 300))
     finish(communicator)
-    registry = CollectorRegistry()
+    registry = client.CollectorRegistry()
     registry.register(prometheus.Collector())
-    text = generate_latest(registry).decode()
+    text = client.generate_latest(registry).decode()
     rank.barrier()
     communicator.destroy()
-    return text
-
-
-@pytest.mark.worlds(2)
-def test_prometheus_reads_the_statistics(pool: Pool) -> None:
-    pytest.importorskip("prometheus_client")
-    communicator = "test-metrics"
-    for rank, text in enumerate(pool.run(_metrics)):
-        lines = [
-            line
-            for line in text.splitlines()
-            if line.startswith("collx_calls_total{") and f'"{communicator}"' in line
-        ]
-        (calls,) = [line for line in lines if 'function="allreduce"' in line]
-        assert f'rank="{rank}"' in calls
-        assert float(calls.split()[-1]) >= 1
-        assert f'collx_failed{{communicator="{communicator}",rank="{rank}"}} 0.0' in text
-        assert 'peer="1"' in text
+    (calls,) = [
+        line
+        for line in text.splitlines()
+        if line.startswith("collx_calls_total{")
+        and '"test-metrics"' in line
+        and 'function="allreduce"' in line
+    ]
+    assert f'rank="{rank.rank}"' in calls
+    assert float(calls.split()[-1]) >= 1
+    assert f'collx_failed{{communicator="test-metrics",rank="{rank.rank}"}} 0.0' in text
+    assert 'peer="1"' in text

@@ -18,9 +18,9 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 import collx
 
 from .. import interpreters
-from ..attempt import Attempt, attempt, works
+from ..attempt import Attempt, assert_raised, attempt, works
 from ..check import differences
-from ..pool import Pool, on_ranks
+from ..pool import on_ranks
 from ..rank import Rank
 
 
@@ -209,49 +209,17 @@ def test_unusual_tensors_give_the_results_of_the_process_group(rank: Rank) -> li
     return wrong
 
 
-def _unequal_parts(rank: Rank) -> tuple[Attempt, bool]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_parts_of_unequal_sizes_fail_on_all_ranks_alike(rank: Rank) -> None:
+    """The error is that of the process group, and the communicator remains usable."""
     group, given = rank.fresh_group(), torch.zeros(7, device=rank.device)
     with rank.new_communicator("patched", group, 3.0) as communicator:
         with collx.patch(group):
             found = attempt(lambda: dist.reduce_scatter_tensor(given[:4] + 1, given, group=group))
-        return found, works(rank, communicator)
-
-
-@pytest.mark.worlds(2)
-def test_parts_of_unequal_sizes_fail_on_all_ranks_alike(pool: Pool) -> None:
-    """The error is that of the process group, and the communicator remains usable."""
-    (first, fine), (second, also_fine) = pool.run(_unequal_parts)
-    assert first.error == second.error != ""
-    assert fine
-    assert also_fine
-
-
-def _left(rank: Rank) -> dict[str, list[str]]:
-    group, other = rank.fresh_group(), rank.fresh_group()
-    communicator = rank.new_communicator("patched", group)
-    # The process group supports these reductions, and collx does not.
-    gpu = rank.device.type == "cuda"
-    reduce_op: Any = dist._make_nccl_premul_sum(2.0) if gpu else dist.ReduceOp.BOR
-
-    calls: dict[str, Callable[[], Any]] = {
-        "another group": lambda: dist.all_reduce(_given(rank), group=other),
-        "another group, functional": lambda: functional.all_reduce(_given(rank), "sum", other) + 0,
-        "a dtype": lambda: dist.all_reduce(_given(rank, torch.complex64), group=group),
-        "a reduction": lambda: dist.all_reduce(
-            _given(rank, torch.float32 if gpu else torch.int32), reduce_op, group=group
-        ),
-    }
-    with collx.patch(communicator), collx.patch(group):
-        found = {what: seen(call)[1] for what, call in calls.items()}
-    twice = collx.patch(group)
-    with collx.patch(group):
-        twice.remove()
-        twice.remove()
-        found["still patched"] = seen(lambda: dist.all_reduce(_given(rank), group=group))[1]
-    with collx.patch(group):
-        communicator.destroy()
-        found["destroyed"] = seen(lambda: dist.all_reduce(_given(rank), group=group))[1]
-    return found
+        assert works(rank, communicator)
+    assert found.error
+    assert set(rank.gather(found.error)) == {found.error}
 
 
 class Subclass(Tensor):
@@ -340,32 +308,24 @@ def test_uneven_inputs_of_data_parallel_training(rank: Rank, divide_by_all: bool
     assert all(p.grad is not None for p in model.parameters())
 
 
-def _one_never_comes(rank: Rank) -> dict[str, Any]:
-    group, found = rank.fresh_group(), {}
+@pytest.mark.alone
+@pytest.mark.worlds(2)
+@on_ranks
+def test_an_asynchronous_call_fails_in_wait(rank: Rank) -> None:
+    if rank.device.type == "cuda":
+        pytest.skip("on a GPU, the next call or synchronize raises a timeout")
+    group = rank.fresh_group()
     communicator = rank.new_communicator("patched", group, 1.0)
     if rank.rank == 0:
         with collx.patch(group):
             work: Any = dist.all_reduce(_given(rank), group=group, async_op=True)
-        found["limit"] = attempt(lambda: work.wait(timedelta(milliseconds=50)))
-        found["wait"] = attempt(work.wait)
-        found["future"] = attempt(work.get_future().wait)
-        found["success"] = work.is_success()
+        limit = attempt(lambda: work.wait(timedelta(milliseconds=50)))
+        assert_raised(limit, "CollectiveTimeout", "has not completed within 0.05 s")
+        assert_raised(attempt(work.wait), "CollectiveTimeout", "rank 1")
+        assert_raised(attempt(work.get_future().wait), "CollectiveTimeout")
+        assert not work.is_success()
     rank.barrier()
     communicator.destroy()
-    return found
-
-
-@pytest.mark.alone
-@pytest.mark.worlds(2)
-def test_an_asynchronous_call_fails_in_wait(pool: Pool) -> None:
-    if pool.world.device == "cuda":
-        pytest.skip("on a GPU, the next call or synchronize raises a timeout")
-    found, _ = pool.run(_one_never_comes)
-    assert not found.pop("success")
-    assert "has not completed within 0.05 s" in found["limit"].message
-    for result in found.values():
-        assert result.error == "CollectiveTimeout", result
-    assert "rank 1" in found["wait"].message
 
 
 @pytest.mark.worlds(2)
@@ -389,14 +349,37 @@ def test_inference_tensors_are_written_outside_of_inference_mode(rank: Rank) -> 
 
 
 @pytest.mark.worlds(2)
-def test_what_collx_does_not_serve_stays_with_the_process_group(pool: Pool) -> None:
-    left = ["another group", "another group, functional", "a dtype", "a reduction"]
-    wanted: dict[str, list[str]] = {what: [] for what in left}
-    wanted |= {"still patched": ["allreduce_"], "destroyed": []}
-    assert pool.run(_left) == [wanted] * 2
+@on_ranks
+def test_what_collx_does_not_serve_stays_with_the_process_group(rank: Rank) -> None:
+    group, other = rank.fresh_group(), rank.fresh_group()
+    communicator = rank.new_communicator("patched", group)
+    # The process group supports these reductions, and collx does not.
+    gpu = rank.device.type == "cuda"
+    reduce_op: Any = dist._make_nccl_premul_sum(2.0) if gpu else dist.ReduceOp.BOR
+
+    calls: dict[str, Callable[[], Any]] = {
+        "another group": lambda: dist.all_reduce(_given(rank), group=other),
+        "another group, functional": lambda: functional.all_reduce(_given(rank), "sum", other) + 0,
+        "a dtype": lambda: dist.all_reduce(_given(rank, torch.complex64), group=group),
+        "a reduction": lambda: dist.all_reduce(
+            _given(rank, torch.float32 if gpu else torch.int32), reduce_op, group=group
+        ),
+    }
+    with collx.patch(communicator), collx.patch(group):
+        assert {what: seen(call)[1] for what, call in calls.items()} == {what: [] for what in calls}
+    twice = collx.patch(group)
+    with collx.patch(group):
+        twice.remove()
+        twice.remove()
+        assert seen(lambda: dist.all_reduce(_given(rank), group=group))[1] == ["allreduce_"]
+    with collx.patch(group):
+        communicator.destroy()
+        assert seen(lambda: dist.all_reduce(_given(rank), group=group))[1] == []
 
 
-def _gradients(rank: Rank) -> list[Any]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_gradients_are_those_of_torch_distributed(rank: Rank) -> None:
     group = rank.fresh_group()
 
     def run() -> tuple[Tensor, Tensor]:
@@ -413,13 +396,8 @@ def _gradients(rank: Rank) -> list[Any]:
         wanted, _ = seen(run)
         with collx.patch(communicator):
             found, ops = seen(run)
-    return [ops, *(differences(a.cpu(), b.cpu()) for a, b in zip(found, wanted, strict=True))]
-
-
-@pytest.mark.worlds(2)
-def test_gradients_are_those_of_torch_distributed(pool: Pool) -> None:
-    ops = ["broadcast_", "allgather", "allreduce", "reducescatter"]
-    assert pool.run(_gradients) == [[ops, "", ""]] * 2
+    assert ops == ["broadcast_", "allgather", "allreduce", "reducescatter"]
+    assert [differences(a.cpu(), b.cpu()) for a, b in zip(found, wanted, strict=True)] == ["", ""]
 
 
 def world_mesh(rank: Rank) -> DeviceMesh:
@@ -473,12 +451,8 @@ def test_a_module_names_the_groups_of_its_parameters(rank: Rank) -> None:
     )
     x = torch.randn(4, 8, device=rank.device)
 
-    def refused(module: nn.Module) -> str:
-        try:
-            collx.patch(module).remove()
-        except ValueError as error:
-            return str(error)
-        return ""
+    def refused(module: nn.Module) -> Attempt:
+        return attempt(lambda: collx.patch(module).remove())
 
     alone = nn.Module()
     unknown = DeviceMesh.from_group(rank.fresh_group(), rank.device.type)
@@ -492,8 +466,9 @@ def test_a_module_names_the_groups_of_its_parameters(rank: Rank) -> None:
     apart = far(found, wanted)
     assert apart == []
     assert ops == ["allreduce"]  # after the second layer; the input needs no gradient
-    for message in (without, plain):
-        assert "no parameter that is a DTensor on a group with a communicator" in message
+    for each in (without, plain):
+        words = "no parameter that is a DTensor on a group with a communicator"
+        assert_raised(each, "ValueError", words)
 
 
 @pytest.mark.worlds(2)
@@ -517,19 +492,12 @@ def test_dynamo_sees_through_a_patch(rank: Rank) -> None:
     assert ops == ["allreduce"]
 
 
-def _refused(rank: Rank) -> str:
-    try:
-        collx.patch(rank.fresh_group())
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 @pytest.mark.worlds(2)
-def test_a_group_without_a_communicator_is_refused(pool: Pool) -> None:
-    for message in pool.run(_refused):
-        assert "this process has no communicator" in message
-        assert "call collx.init first" in message
+@on_ranks
+def test_a_group_without_a_communicator_is_refused(rank: Rank) -> None:
+    found = attempt(lambda: collx.patch(rank.fresh_group()))
+    words = ("this process has no communicator", "call collx.init first")
+    assert_raised(found, "ValueError", *words)
 
 
 @pytest.mark.worlds(2)

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import collx
 
-from ..attempt import Attempt, attempt, in_a_child, ones, works
+from ..attempt import Attempt, assert_raised, attempt, in_a_child, ones, works
 from ..calls import Call, Prepared
 from ..check import ARENA_BYTES, arenas_of, assert_none
 from ..limits import AT_ONCE, assert_in_time, timeout_now
@@ -200,9 +200,11 @@ def _incomplete(rank: Rank, last: int) -> Iterator[None]:
         rank.barrier()
 
 
-def _callbacks(rank: Rank, last: int) -> list[float]:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_callbacks_of_futures_make_calls_and_wait_for_later_calls(rank: Rank) -> None:
     """The callback of each call waits for the future of the next one, and that of the last makes
-    calls. Returns the results of the callbacks and of those calls."""
+    calls."""
     communicator = rank.communicator("posting-callbacks")
     found: list[float] = []
 
@@ -215,43 +217,36 @@ def _callbacks(rank: Rank, last: int) -> list[float]:
             results = [done.value()[0], synchronous, posted.wait()]
         found.extend(result.unique().item() for result in results)
 
-    with _incomplete(rank, last):
-        inputs = [ones(rank) * i for i in range(6)]
-        handles = [collx.post(collx.allreduce, x, group=communicator) for x in inputs]
-        futures = [handle.get_future() for handle in handles]
-        then = [futures[i].then(partial(wait_for_next, i)) for i in reversed(range(len(futures)))]
-    for future in then:
-        future.wait()
-    return sorted(found)
-
-
-@pytest.mark.worlds(2, 3)
-def test_callbacks_of_futures_make_calls_and_wait_for_later_calls(pool: Pool) -> None:
-    world = pool.size
+    world = rank.size
     want = sorted([*(i * world for i in range(1, 6)), 5 * world, 5 * world**2, 5 * world**3])
     for last in range(world):
-        assert pool.run(_callbacks, last) == [want] * world
-
-
-def _ended_by_a_callback(rank: Rank, last: int) -> list[Attempt]:
-    communicator = rank.new_communicator("posting-ended-by-callback")
-    with _incomplete(rank, last):
-        handles = [collx.post(collx.allreduce, ones(rank), group=communicator) for _ in range(3)]
-        then = handles[0].get_future().then(lambda done: communicator.destroy())
-    then.wait()
-    assert "has been destroyed" in attempt(communicator.raise_if_failed).message
-    if rank.device.type == "cpu":
-        assert all(bool((handle.wait() == rank.size).all()) for handle in handles)
-    return [attempt(handle.wait) for handle in handles]
+        found.clear()
+        with _incomplete(rank, last):
+            inputs = [ones(rank) * i for i in range(6)]
+            handles = [collx.post(collx.allreduce, x, group=communicator) for x in inputs]
+            futures = [handle.get_future() for handle in handles]
+            then = [futures[i].then(partial(wait_for_next, i)) for i in reversed(range(6))]
+        for future in then:
+            future.wait()
+        assert sorted(found) == want
 
 
 @pytest.mark.worlds(1, 2)
-def test_a_callback_may_destroy_the_communicator(pool: Pool) -> None:
+@on_ranks
+def test_a_callback_may_destroy_the_communicator(rank: Rank) -> None:
     """On the CPU, the calls that were posted before complete first."""
-    error = "" if pool.world.device == "cpu" else "CommunicatorPoisoned"
-    for last in range(pool.size):
-        for found in pool.run(_ended_by_a_callback, last):
-            assert [result.error for result in found] == [error] * 3
+    error = "" if rank.device.type == "cpu" else "CommunicatorPoisoned"
+    for last in range(rank.size):
+        communicator = rank.new_communicator("posting-ended-by-callback")
+        inputs = [ones(rank) for _ in range(3)]
+        with _incomplete(rank, last):
+            handles = [collx.post(collx.allreduce, x, group=communicator) for x in inputs]
+            then = handles[0].get_future().then(lambda done: communicator.destroy())  # noqa: B023
+        then.wait()
+        assert "has been destroyed" in attempt(communicator.raise_if_failed).message
+        if rank.device.type == "cpu":
+            assert all(bool((handle.wait() == rank.size).all()) for handle in handles)
+        assert [attempt(handle.wait).error for handle in handles] == [error] * 3
 
 
 @pytest.mark.worlds(2, 3)
@@ -326,8 +321,7 @@ def test_a_rank_that_never_comes_is_named_by_every_handle_in_flight(pool: Pool) 
         assert_in_time(found["destroy"], slack=AT_ONCE)
         if rank == absent:
             continue
-        assert found["limit"].error == "CollectiveTimeout"
-        assert "has not completed within 0.05 s" in found["limit"].message
+        assert_raised(found["limit"], "CollectiveTimeout", "has not completed within 0.05 s")
         first, *others = found["waits"]
         assert_in_time(first, timeout)
         for result in (first, *others):
@@ -426,8 +420,7 @@ def test_an_exception_that_leaves_the_block_ends_posted_calls(pool: Pool) -> Non
         pytest.skip("posted calls on a GPU need no thread of the host")
     [left], [peer] = pool.run(_left_by_an_exception)
     assert left.error == "KeyError"
-    assert peer.error == "CommunicatorPoisoned"
-    assert "rank 0 has aborted its calls" in peer.message
+    assert_raised(peer, "CommunicatorPoisoned", "rank 0 has aborted its calls")
     assert_in_time(left, slack=AT_ONCE)
     assert_in_time(peer, slack=AT_ONCE)
 
@@ -484,54 +477,42 @@ def test_what_cannot_be_posted_is_refused_by_name(rank: Rank) -> None:
         result = torch.compile(function, backend="eager")(x)
         assert bool((result == 2 * rank.size).all())  # between two graphs
     torch._dynamo.reset()
+
     post: Any = collx.post
-    found = [
-        attempt(lambda: collx.post(torch.add, x, x)),
-        attempt(lambda: collx.post("allreduce", x)),
-        attempt(lambda: collx.post(collx.allreduce, x.as_subclass(Subclass), group=communicator)),
-        attempt(lambda: post(collx.allreduce, x, group=communicator, async_op=True)),
-        attempt(lambda: post()),
-        attempt(lambda: collx.post(collx.allreduce, x, group=communicator, algorithm="none")),
-        attempt(lambda: collx.post(collx.allreduce, x, group=communicator, out=x[1:])),
-        attempt(lambda: collx.post(collx.allreduce, x, group=communicator, extras=(1,))),
-        attempt(lambda: post(collx.allreduce, x, group=communicator, max_blocks="many")),
-        attempt(lambda: post(collx.allreduce, "x", group=communicator)),
-        attempt(lambda: post(collx.allreduce, x, 5, communicator)),
-        attempt(lambda: collx.post(collx.allreduce, x, group=communicator).wait(timeout=-1.0)),
-        attempt(lambda: collx.post(collx.allreduce_, imaginary, group=communicator)),
-        attempt(lambda: collx.post(collx.allreduce, x, group=communicator, out=imaginary)),
-        attempt(lambda: torch.func.vmap(gathered)(x[None])),
-        *(
-            attempt(partial(torch.compile(function, fullgraph=True, backend="eager"), x))
-            for function in (doubled, doubled_async)
-        ),
-    ]
+    reduce = collx.allreduce
+
+    def refused(error: str, words: str, *args: Any, **options: Any) -> None:
+        assert_raised(attempt(lambda: post(*args, group=communicator, **options)), error, words)
+
+    words = "function: got add; accepted: collx.allreduce"
+    assert_raised(attempt(lambda: post(torch.add, x, x)), "TypeError", words)
+    refused("TypeError", "function: got 'allreduce'", "allreduce", x)
+    words = "post() missing 1 required positional argument: 'function'"
+    assert_raised(attempt(post), "TypeError", words)
+    tensor, words = x.as_subclass(Subclass), "async_op: got True with a tensor subclass"
+    refused("NotImplementedError", f"collx.allreduce: {words}", reduce, tensor)
+    words = "multiple values for keyword argument 'async_op'"
+    refused("TypeError", words, reduce, x, async_op=True)
+    refused("ValueError", "algorithm: got", reduce, x, algorithm="none")
+    refused("ValueError", "collx.allreduce: out", reduce, x, out=x[1:])
+    words = "collx.allreduce: extras: got 1 without epilogue="
+    refused("ValueError", words, reduce, x, extras=(1,))
+    refused("RuntimeError", "'max_blocks'", reduce, x, max_blocks="many")
+    refused("RuntimeError", "'input'", reduce, "x")
+    refused("TypeError", "collx.allreduce: reduce_op: got 5", reduce, x, 5)
+    words = "an asynchronous call cannot write a conjugate"
+    refused("NotImplementedError", f"allreduce: input: {words}", collx.allreduce_, imaginary)
+    refused("NotImplementedError", f"allreduce: out: {words}", reduce, x, out=imaginary)
+    waits = attempt(lambda: post(reduce, x, group=communicator).wait(timeout=-1.0))
+    assert_raised(waits, "ValueError", "wait: timeout: got -1")
+    batch = attempt(lambda: torch.func.vmap(gathered)(x[None]))
+    words = "allgather: an asynchronous call cannot take a batch"
+    assert_raised(batch, "NotImplementedError", words)
+    for function in (doubled, doubled_async):
+        compiled = torch.compile(function, fullgraph=True, backend="eager")
+        words = "collx.allreduce: async_op=True: not supported in a compiled graph"
+        assert_raised(attempt(partial(compiled, x)), "Unsupported", words)
     assert works(rank, communicator)
-    wanted = [
-        ("TypeError", "function: got add; accepted: collx.allreduce"),
-        ("TypeError", "function: got 'allreduce'"),
-        (
-            "NotImplementedError",
-            "collx.allreduce: async_op: got True with a tensor subclass",
-        ),
-        ("TypeError", "multiple values for keyword argument 'async_op'"),
-        ("TypeError", "post() missing 1 required positional argument: 'function'"),
-        ("ValueError", "algorithm: got"),
-        ("ValueError", "collx.allreduce: out"),
-        ("ValueError", "collx.allreduce: extras: got 1 without epilogue="),
-        ("RuntimeError", "'max_blocks'"),
-        ("RuntimeError", "'input'"),
-        ("TypeError", "collx.allreduce: reduce_op: got 5"),
-        ("ValueError", "wait: timeout: got -1"),
-        ("NotImplementedError", "allreduce: input: an asynchronous call cannot write a conjugate"),
-        ("NotImplementedError", "allreduce: out: an asynchronous call cannot write a conjugate"),
-        ("NotImplementedError", "allgather: an asynchronous call cannot take a batch"),
-        ("Unsupported", "collx.allreduce: async_op=True: not supported in a compiled graph"),
-        ("Unsupported", "collx.allreduce: async_op=True: not supported in a compiled graph"),
-    ]
-    for result, (error, words) in zip(found, wanted, strict=True):
-        assert result.error == error, result
-        assert words in result.message, result
 
 
 @pytest.mark.worlds(1, 2)

@@ -63,24 +63,27 @@ def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=tensor.dtype)
 
 
-def _released(rank: Rank) -> bool:
-    array = np.ones(LARGE, dtype=np.float32)
-    alive = weakref.ref(array)
-    x = torch.from_numpy(array)
-    handle = collx.post(collx.allreduce_, x, group=rank.communicator("posting-released"))
-    del array
-    handle.wait()
-    del x, handle
-    return alive() is None
+@pytest.mark.worlds(1, 2)
+@on_ranks
+def test_wait_releases_the_tensors_of_the_call(rank: Rank) -> None:
+    if rank.device.type == "cuda":
+        return  # a GPU cannot use memory of NumPy
+    for _ in range(20):
+        array = np.ones(LARGE, dtype=np.float32)
+        alive = weakref.ref(array)
+        x = torch.from_numpy(array)
+        handle = collx.post(collx.allreduce_, x, group=rank.communicator("posting-released"))
+        del array
+        handle.wait()
+        del x, handle
+        assert alive() is None
 
 
 @pytest.mark.worlds(1, 2)
-def test_wait_releases_the_tensors_of_the_call(pool: Pool) -> None:
-    if pool.world.device == "cpu":  # a GPU cannot use memory of NumPy
-        assert all(all(pool.run(_released)) for _ in range(20))
-
-
-def _released_during_a_callback(rank: Rank) -> bool:
+@on_ranks
+def test_a_callback_in_progress_does_not_keep_the_tensors_of_its_call(rank: Rank) -> None:
+    if rank.device.type == "cuda":
+        return  # a GPU cannot use memory of NumPy
     communicator = rank.communicator("posting-callback")
     array = np.ones(SMALL, dtype=np.float32)
     alive = weakref.ref(array)
@@ -101,13 +104,7 @@ def _released_during_a_callback(rank: Rank) -> bool:
     released = alive() is None
     end.set()
     future.wait()
-    return released
-
-
-@pytest.mark.worlds(1, 2)
-def test_a_callback_in_progress_does_not_keep_the_tensors_of_its_call(pool: Pool) -> None:
-    if pool.world.device == "cpu":
-        assert all(pool.run(_released_during_a_callback))
+    assert released
 
 
 def _overlap(place: tuple[int, int], tensors: list[torch.Tensor]) -> bool:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from collx._extension import extension
 
-from ..attempt import Attempt, attempt
+from ..attempt import assert_raised, attempt
 from ..limits import assert_in_time
 from ..pool import Pool, on_ranks
 from ..rank import Rank
@@ -54,55 +54,43 @@ def _after(communicator: Any, call: Callable[[], Any]) -> dict[str, Any]:
     return found
 
 
-def _peer_is_gone(rank: Rank, op: str) -> dict[str, Any]:
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("op", ["allreduce", "alltoall", "allreduce_rmsnorm", "barrier"])
+@on_ranks
+def test_what_the_process_group_raises_comes_at_once(rank: Rank, op: str) -> None:
+    """Hazard 31: a peer has closed its connections; the error contains the group's message."""
+    if rank.world.backend != "gloo":
+        pytest.skip("NCCL does not notice that a peer has gone")
     group = rank.fresh_group()
     communicator = _without_regions(rank, group, PATIENCE)
     call = _calls(rank, communicator.name)[op]
     call()
     rank.barrier()
-    found: dict[str, Any] = {}
     if rank.rank == rank.size - 1:
         communicator.destroy()
         dist.destroy_process_group(group)
         del group
     else:
         found = _after(communicator, call)
+        words = (f"collx.{op}", "phase fallback", "peer")
+        assert_raised(found["call"], "DistBackendError", *words)
+        assert found["call"].seconds < PATIENCE / 2, found
+        assert "waited" not in found["call"].message, found
+        words = ("the process group of rank 0", "phase fallback", op)
+        for later in (found["check"], found["next"]):
+            assert_raised(later, "CommunicatorPoisoned", *words)
+        assert found["status"]["failure"] == "group", found
+        assert found["status"]["phase"] == "fallback", found
+        assert found["status"]["call"]["op"] == op, found
     rank.barrier()
-    return found
-
-
-def _assert_passed_on(found: dict[str, Any], op: str, error: str, *words: str) -> None:
-    call: Attempt = found["call"]
-    assert call.error == error, found
-    assert call.seconds < PATIENCE / 2, found
-    assert "waited" not in call.message, found
-    for word in words:
-        assert word in call.message, (word, found)
-    for later in (found["check"], found["next"]):
-        assert later.error == "CommunicatorPoisoned", found
-        for word in ("the process group of rank 0", "phase fallback", op):
-            assert word in later.message, (word, found)
-    assert found["status"]["failure"] == "group", found
-    assert found["status"]["phase"] == "fallback", found
-    assert found["status"]["call"]["op"] == op, found
-
-
-@pytest.mark.worlds(2)
-@pytest.mark.parametrize("op", ["allreduce", "alltoall", "allreduce_rmsnorm", "barrier"])
-def test_what_the_process_group_raises_comes_at_once(pool: Pool, op: str) -> None:
-    """Hazard 31: a peer has closed its connections; the error contains the group's message."""
-    if pool.world.backend != "gloo":
-        pytest.skip("NCCL does not notice that a peer has gone")
-    found, _ = pool.run(_peer_is_gone, op)
-    _assert_passed_on(found, op, "DistBackendError", f"collx.{op}", "phase fallback", "peer")
 
 
 class _CutError(Exception):
     """An exception class that no library has."""
 
 
-def _needs_a_group_that_gives_up(pool: Pool) -> None:
-    if "nccl" in pool.world.backend:
+def _needs_a_group_that_gives_up(ranks: Pool | Rank) -> None:
+    if "nccl" in ranks.world.backend:
         pytest.skip("a gather of NCCL's that a rank is missing from holds the GPU of the others")
 
 
@@ -165,33 +153,25 @@ def test_peers_learn_whose_process_group_it_was(pool: Pool) -> None:
     first, *others = pool.run(_one_is_cut)
     assert first["call"].error == "_CutError", first
     for found in others:
-        assert found["call"].error == "CommunicatorPoisoned", found
-        assert "the process group of rank 0" in found["call"].message, found
+        assert_raised(found["call"], "CommunicatorPoisoned", "the process group of rank 0")
         assert_in_time(found["call"], SHORT)
     for found in (first, *others):
         assert found["next"].error == "CommunicatorPoisoned", found
         assert found["destroy"].error == "", found
 
 
-def _nobody_comes(rank: Rank) -> dict[str, Any]:
-    group = rank.fresh_group()
-    communicator = _without_regions(rank, group, SHORT)
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_rank_that_does_not_come_still_is_a_time_out(rank: Rank) -> None:
+    """The negative control: a rank that has waited for the timeout reports a timeout."""
+    _needs_a_group_that_gives_up(rank)
+    communicator = _without_regions(rank, rank.fresh_group(), SHORT)
     call = _calls(rank, communicator.name)["allreduce"]
     call()
     rank.barrier()
-    found: dict[str, Any] = {}
     if rank.rank == 0:
         found = _after(communicator, call)
+        assert_raised(found["call"], "CollectiveTimeout", f"(timeout {SHORT:g} s)")
+        assert found["call"].seconds > SHORT * 0.9, found
+        assert found["status"]["failure"] == "timeout"
     rank.barrier()
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_a_rank_that_does_not_come_still_is_a_time_out(pool: Pool) -> None:
-    """The negative control: a rank that has waited for the timeout reports a timeout."""
-    _needs_a_group_that_gives_up(pool)
-    found, _ = pool.run(_nobody_comes)
-    assert found["call"].error == "CollectiveTimeout", found
-    assert f"(timeout {SHORT:g} s)" in found["call"].message, found
-    assert found["call"].seconds > SHORT * 0.9, found
-    assert found["status"]["failure"] == "timeout"

@@ -18,7 +18,7 @@ import collx
 
 from ..check import differences
 from ..compiling import code_of, inductor, needs_compiler, operators_in, through_pass
-from ..pool import Pool, on_ranks
+from ..pool import on_ranks
 from ..rank import Rank
 from ..rewriting import COLS, EPS, WEIGHT, group_of, tensor_of
 
@@ -304,7 +304,10 @@ class Seeing:
         self.seen += [name for name in targets if "all_reduce" in name or "allreduce" in name]
 
 
-def _own_passes(rank: Rank) -> list[Any]:
+@pytest.mark.worlds(2)
+@needs_compiler
+@on_ranks(deadline=300.0)
+def test_a_pass_of_the_programs_own_runs_before(rank: Rank) -> None:
     group, communicator = group_of(rank)
     norm = _with_weight(rank, Llama(torch.bfloat16))
     x = tensor_of(rank, (4, COLS), torch.bfloat16, True)
@@ -312,7 +315,6 @@ def _own_passes(rank: Rank) -> list[Any]:
     def model(x: Tensor) -> Tensor:
         return norm(functional.all_reduce(x, "sum", group))
 
-    found: list[Any] = []
     for how in ("option", "global"):
         own = Seeing()
         options: Any = {"post_grad_custom_pre_pass": own} if how == "option" else None
@@ -323,15 +325,8 @@ def _own_passes(rank: Rank) -> list[Any]:
             with config.patch(everywhere):
                 compiled = torch.compile(model, backend=collx.compile.backend, options=options)
                 _, kept = code_of(compiled, x)
-        found += [own.seen, kept]
-    return found
-
-
-@pytest.mark.worlds(2)
-@needs_compiler
-def test_a_pass_of_the_programs_own_runs_before(pool: Pool) -> None:
-    seen, kept = ["_c10d_functional.all_reduce.default"], [["allreduce_rmsnorm"]]
-    assert pool.run(_own_passes, deadline=300.0) == [[seen, kept] * 2] * 2
+        assert own.seen == ["_c10d_functional.all_reduce.default"]
+        assert kept == [["allreduce_rmsnorm"]]
 
 
 @pytest.mark.worlds(2)

@@ -401,9 +401,9 @@ def test_a_size_as_operand_ends_a_chain(rank: Rank) -> None:
     x, other = (tensor_of(rank, (rows, COLS), torch.float32, False) for rows in (4, 9))
     with communicator, torch.no_grad():
         wanted = model(x, other)
-        same = torch.allclose(compiled(x, other), wanted)
-    found = [*operators_in(graphs), *(["mul"] if "mul" in others_in(graphs) else []), str(same)]
-    assert found == ["allreduce_map", "mul", "True"]
+        assert torch.allclose(compiled(x, other), wanted)
+    assert operators_in(graphs) == MAP
+    assert "mul" in others_in(graphs)
 
 
 @pytest.mark.worlds(2)
@@ -458,10 +458,8 @@ def test_in_code_of_inductor(rank: Rank) -> None:
         compiled = torch.compile(model, backend=collx.compile.backend, options=options)
         with torch.no_grad():
             result, kept = code_of(compiled, x, bias)
-            wanted = plain(x, bias)
-        close = torch.allclose(result, wanted, 2e-2, 2e-2)
+            assert torch.allclose(result, plain(x, bias), 2e-2, 2e-2)
         torch._dynamo.reset()
         pairs = zip(gradients(compiled), gradients(plain), strict=True)
-        trained = all(torch.allclose(a, b, 5e-2, 5e-2) for a, b in pairs)
-    found = [*kept[0], str(close), str(trained)]
-    assert found == [*MAP, *MAP, "True", "True"]
+        assert all(torch.allclose(a, b, 5e-2, 5e-2) for a, b in pairs)
+    assert kept[0] == MAP * 2

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from ..attempt import Attempt, attempt, works
-from ..limits import timeout_now
-from ..pool import Pool, on_ranks
+from ..attempt import assert_raised, attempt, works
+from ..pool import on_ranks
 from ..rank import Rank
 
 
@@ -68,37 +67,24 @@ WRONG: dict[str, tuple[Any, str, str]] = {
 @on_ranks
 def test_an_invalid_timeout_is_refused_with_its_value(rank: Rank) -> None:
     communicator, before = rank.communicator(), rank.communicator().timeout
-    found = {
-        what: (
-            attempt(lambda: rank.new_communicator("wrong", timeout=given)),  # noqa: B023
-            attempt(lambda: communicator.set_timeout(given)),  # noqa: B023
-        )
-        for what, (given, _, _) in WRONG.items()
-    }
+    for given, error, word in WRONG.values():
+        made = attempt(lambda: rank.new_communicator("wrong", timeout=given))  # noqa: B023
+        changed = attempt(lambda: communicator.set_timeout(given))  # noqa: B023
+        assert_raised(made, error, "init: timeout: got", word)
+        assert_raised(changed, error, "set_timeout: timeout: got", word)
     assert communicator.timeout == before
     assert works(rank, communicator)
-    for what, results in found.items():
-        _, error, word = WRONG[what]
-        for result, name in zip(results, ("init", "set_timeout"), strict=True):
-            assert result.error == error, (what, result)
-            assert f"{name}: timeout: got" in result.message, (what, result)
-            assert word in result.message, (what, result)
-
-
-def _allocates_alone(rank: Rank, timeout: float) -> Attempt | None:
-    communicator = rank.new_communicator("alone", rank.fresh_group(), timeout=100 * timeout)
-    communicator.set_timeout(timedelta(seconds=timeout))
-    found = attempt(lambda: communicator.zeros(8)) if rank.rank == 0 else None
-    rank.barrier()
-    attempt(communicator.destroy)
-    return found
 
 
 @pytest.mark.alone
 @pytest.mark.worlds(2)
-def test_a_timeout_that_was_set_limits_allocations(pool: Pool) -> None:
-    timeout = timeout_now(pool)
-    found, _ = pool.run(_allocates_alone, timeout)
-    assert found is not None
-    assert found.error == "CollectiveTimeout", found
-    assert found.seconds < 10 * timeout
+@on_ranks
+def test_a_timeout_that_was_set_limits_allocations(rank: Rank, timeout: float) -> None:
+    communicator = rank.new_communicator("alone", rank.fresh_group(), timeout=100 * timeout)
+    communicator.set_timeout(timedelta(seconds=timeout))
+    if rank.rank == 0:
+        found = attempt(lambda: communicator.zeros(8))
+        assert found.error == "CollectiveTimeout", found
+        assert found.seconds < 10 * timeout
+    rank.barrier()
+    attempt(communicator.destroy)

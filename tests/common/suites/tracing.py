@@ -20,7 +20,7 @@ from ..norms import SCALES, quantizes
 from ..opcheck import OPCHECKS, PASSED, opcheck
 from ..operators import NAMES, call_of, is_norm
 from ..overloads import all_overloads, arguments_for
-from ..pool import Pool, on_ranks, some_stand_for_all
+from ..pool import on_ranks, some_stand_for_all
 from ..rank import Rank
 
 GRADIENTS = ("allreduce", "reducescatter", "allgather", "alltoall", "alltoallv", "alltoallv_device")
@@ -70,9 +70,25 @@ def call_with(rank: Rank, call: Call, form: str, gradients: bool = False) -> tup
     return call.overload(form), given
 
 
-def _checked(rank: Rank, op: str, form: str, kinds: list[Fields]) -> list[str]:
+def _kinds(op: str, form: str) -> list[Fields]:
+    """Returns layouts and dtypes. Dtypes other than float32 matter for new results and in place,
+    where the Meta kernel could be wrong."""
+    dtypes: tuple[str, ...] = ("float32",)
+    if not is_norm(op) and form == "functional":
+        dtypes += ("bfloat16", "int8") if OPS[op].reduces else ("int16", "bool", "complex64")
+    dtypes += ("uint8",) if form == "inplace" else ()
+    return [{"dtype": dtype, "layout": layout} for dtype in dtypes for layout in LAYOUTS]
+
+
+@pytest.mark.worlds(1, 2)
+@pytest.mark.parametrize(("op", "form"), [(op, form) for op in NAMES for form in forms(op)])
+@on_ranks
+def test_opcheck_passes_in_lockstep(rank: Rank, op: str, form: str) -> list[str]:
+    """Hazard 25: schema, autograd registration, exact Meta kernel, dynamic shapes, on all ranks."""
+    some_stand_for_all(rank, rank.size == 2)
     wrong = []
-    for kind in kinds:
+    kinds = _kinds(op, form)
+    for kind in kinds[:1] if rank.world.takes_turns else kinds:
         for fields in variants(op):
             call = call_of(op, world=rank.size, **{**fields, **kind})
             gradients = op in GRADIENTS and form == "functional"
@@ -88,26 +104,6 @@ def _checked(rank: Rank, op: str, form: str, kinds: list[Fields]) -> list[str]:
     return wrong
 
 
-def _kinds(op: str, form: str) -> list[Fields]:
-    """Returns layouts and dtypes. Dtypes other than float32 matter for new results and in place,
-    where the Meta kernel could be wrong."""
-    dtypes: tuple[str, ...] = ("float32",)
-    if not is_norm(op) and form == "functional":
-        dtypes += ("bfloat16", "int8") if OPS[op].reduces else ("int16", "bool", "complex64")
-    dtypes += ("uint8",) if form == "inplace" else ()
-    return [{"dtype": dtype, "layout": layout} for dtype in dtypes for layout in LAYOUTS]
-
-
-@pytest.mark.worlds(1, 2)
-@pytest.mark.parametrize(("op", "form"), [(op, form) for op in NAMES for form in forms(op)])
-def test_opcheck_passes_in_lockstep(pool: Pool, op: str, form: str) -> None:
-    """Hazard 25: schema, autograd registration, exact Meta kernel, dynamic shapes, on all ranks."""
-    some_stand_for_all(pool, pool.size == 2)
-    kinds = _kinds(op, form)
-    for wrong in pool.run(_checked, op, form, kinds[:1] if pool.takes_turns else kinds):
-        assert not wrong, wrong
-
-
 def _others() -> list[str]:
     """Returns the overloads that no operator's calls reach: those with epilogues, and barrier."""
     reached = [
@@ -119,18 +115,15 @@ def _others() -> list[str]:
     return [str(overload) for overload in all_overloads() if overload not in reached]
 
 
-def _checked_too(rank: Rank, name: str) -> dict[str, str]:
-    overload = next(overload for overload in all_overloads() if str(overload) == name)
-    return opcheck(rank, overload, (), arguments_for(rank, rank.communicator().name, overload))
-
-
 @pytest.mark.worlds(1, 2)
-@pytest.mark.parametrize("overload", _others())
-def test_opcheck_of_every_other_overload_passes_in_lockstep(pool: Pool, overload: str) -> None:
+@pytest.mark.parametrize("name", _others())
+@on_ranks
+def test_opcheck_of_every_other_overload_passes_in_lockstep(rank: Rank, name: str) -> None:
     """A new overload is checked as soon as it is registered."""
-    some_stand_for_all(pool, pool.size == 2)
-    for found in pool.run(_checked_too, overload):
-        assert found == PASSED
+    some_stand_for_all(rank, rank.size == 2)
+    overload = next(overload for overload in all_overloads() if str(overload) == name)
+    given = arguments_for(rank, rank.communicator().name, overload)
+    assert opcheck(rank, overload, (), given) == PASSED
 
 
 @pytest.mark.worlds(2, 3)

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import collx
 import collx.backend
@@ -18,8 +19,8 @@ from collx._extension import extension
 from collx._tune.cases import BUILT_IN as AUTO
 from collx._tune.cases import Case, call_of, tensors_of
 
-from ..attempt import Attempt, attempt, works
-from ..pool import Pool, on_ranks
+from ..attempt import assert_raised, attempt, works
+from ..pool import on_ranks
 from ..rank import Rank
 
 BUILT_IN = {"cpu": "oneshot_pull", "cuda": "oneshot_push"}
@@ -68,36 +69,34 @@ CALLS: dict[str, dict[str, Any]] = {
 @pytest.mark.worlds(2, 3)
 @on_ranks
 def test_a_table_replaces_the_choice_of_auto_and_keeps_the_bits(rank: Rank) -> None:
-    found: dict[str, Any] = {}
     numel = SIZE // 4
     x = _values(rank, numel)
-    results = {}
-    for name, tuning in (("without", None), ("with", table(rank))):
+    plans: dict[Any, dict[str, tuple[str, str, str]]] = {}
+    results = []
+    for name, tuning in ((None, None), ("a dict", table(rank))):
         with rank.new_communicator(f"tuning {name}", tuning=tuning) as communicator:
-            found[f"{name} source"] = communicator.tuning
+            assert communicator.tuning == name
+            plans[name] = {}
             for what, options in CALLS.items():
                 plan = communicator.explain(
                     **{"op": "allreduce", "dtype": torch.float32, **options}
                 )
-                found[f"{name} {what}"] = (plan.algorithm, plan.executed_by, plan.tuning)
-            found[f"{name} text"] = str(communicator.explain("allreduce", numel, torch.float32))
-            results[name] = collx.allreduce(x, group=communicator)
+                plans[name][what] = (plan.algorithm, plan.executed_by, plan.tuning)
+            text = str(communicator.explain("allreduce", numel, torch.float32))
+            results.append(collx.allreduce(x, group=communicator))
             communicator.synchronize()
-    found["equal"] = torch.equal(results["with"], results["without"])
+    assert torch.equal(*results)
+    without, tuned = plans.values()
     chosen = "entry of 1,024 to 8,192 bytes in a dict"
-    assert found["with source"] == "a dict"
-    assert found["without source"] is None
     for what in ("fits", "first", "last"):
-        assert found[f"with {what}"] == (OTHER, OTHER, chosen), found
-    assert chosen in found["with text"]
+        assert tuned[what] == (OTHER, OTHER, chosen)
+    assert chosen in text
     for what in ("too small", "too large", "symmetric", "dtype", "op"):
-        assert found[f"with {what}"][:2] == found[f"without {what}"][:2], found
-        assert found[f"with {what}"][2] == "built-in table; no entry of a dict fits"
-        assert found[f"without {what}"][2] == "built-in table"
-    assert found["with named"] == found["without named"]
-    assert found["with named"][2] == "the call names the algorithm"
-    assert found["without fits"][0] == BUILT_IN[rank.device.type], found
-    assert found["equal"]
+        assert tuned[what] == (*without[what][:2], "built-in table; no entry of a dict fits")
+        assert without[what][2] == "built-in table"
+    assert tuned["named"] == without["named"]
+    assert tuned["named"][2] == "the call names the algorithm"
+    assert without["fits"][0] == BUILT_IN[rank.device.type]
 
 
 @pytest.mark.worlds(2)
@@ -121,8 +120,7 @@ def test_a_call_runs_what_explain_states(rank: Rank) -> None:
             )
     same, other = found
     assert same.error == "", same
-    assert other.error == "CollectiveMismatch", other
-    assert OTHER in other.message, other
+    assert_raised(other, "CollectiveMismatch", OTHER)
 
 
 DAMAGED: dict[str, tuple[dict[str, Any], str]] = {
@@ -157,99 +155,64 @@ DAMAGED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def _refused(rank: Rank) -> dict[str, tuple[Attempt, Attempt]]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_damaged_or_foreign_table_is_refused_on_all_ranks(rank: Rank) -> None:
     """The wrong table on all ranks, and on the last rank only."""
-    found = {}
-    for what, (changes, _) in DAMAGED.items():
+    last = rank.size - 1
+    for changes, words in DAMAGED.values():
         wrong = table(rank, **changes)
-        mine = wrong if rank.rank == rank.size - 1 else table(rank)
-        found[what] = (
-            attempt(lambda: rank.new_communicator("refused", tuning=wrong)),  # noqa: B023
-            attempt(lambda: rank.new_communicator("refused", tuning=mine)),  # noqa: B023
-        )
+        mine = wrong if rank.rank == last else table(rank)
+        alike = attempt(lambda: rank.new_communicator("refused", tuning=wrong))  # noqa: B023
+        alone = attempt(lambda: rank.new_communicator("refused", tuning=mine))  # noqa: B023
+        assert_raised(alike, "ValueError", "collx.init: tuning: got", words)
+        assert_raised(alone, "InitError", "collx.init: tuning: got", words, f"rank {last}")
+        assert set(rank.gather(alone.message)) == {alone.message}
     with rank.new_communicator("refused", tuning=table(rank)) as communicator:
         assert works(rank, communicator)
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_a_damaged_or_foreign_table_is_refused_on_all_ranks(pool: Pool) -> None:
-    results = pool.run(_refused)
-    for what, (_, words) in DAMAGED.items():
-        alike = [found[what][0] for found in results]
-        assert {result.error for result in alike} == {"ValueError"}, (what, alike)
-        alone = [found[what][1] for found in results]
-        assert {result.error for result in alone} == {"InitError"}, (what, alone)
-        assert len({result.message for result in alone}) == 1, (what, alone)
-        for result in (*alike, *alone):
-            assert "collx.init: tuning: got" in result.message, (what, result)
-            assert words in result.message, (what, result)
-        assert f"rank {pool.size - 1}" in alone[0].message
-
-
-def _differs(rank: Rank, folder: str) -> dict[str, Attempt]:
-    def made(tuning: Any) -> Attempt:
-        return attempt(lambda: rank.new_communicator("differs", tuning=tuning))
-
-    broken = Path(folder, f"{rank.rank}.json")
-    broken.write_text("{" if rank.rank == 0 else json.dumps(table(rank)))
-    return {
-        "entries": made(table(rank, entry(to_bytes=8000 + rank.rank))),
-        "none": made(table(rank) if rank.rank == 0 else None),
-        "broken": made(str(broken)),
-        "missing": made(Path(folder, "missing") if rank.rank == 0 else broken),
-        "number": made(5),
-    }
 
 
 @pytest.mark.worlds(2, 3)
-def test_ranks_with_different_tables_all_raise_alike(pool: Pool, tmp_path: Path) -> None:
-    results = pool.run(_differs, str(tmp_path))
-    for what in ("entries", "none", "broken", "missing"):
-        assert {found[what].error for found in results} == {"InitError"}, (what, results)
-        assert len({found[what].message for found in results}) == 1, (what, results)
-    for what in ("entries", "none"):
-        assert "tuning differs between the ranks" in results[0][what].message
-        assert "1 entries, sha256 " in results[0][what].message
-    assert "rank 1: None" in results[0]["none"].message
-    for what in ("broken", "missing"):
-        assert "which cannot be read" in results[0][what].message
-        assert "rank 0" in results[0][what].message
-    assert {found["number"].error for found in results} == {"TypeError"}
+@on_ranks
+def test_ranks_with_different_tables_all_raise_alike(rank: Rank, tmp_path: Path) -> None:
+    def refused(tuning: Any, *words: str) -> None:
+        found = attempt(lambda: rank.new_communicator("differs", tuning=tuning))
+        assert_raised(found, "InitError", *words)
+        assert set(rank.gather(found.message)) == {found.message}
 
-
-def _environment(rank: Rank, folder: str) -> dict[str, Any]:
-    def chosen(**options: Any) -> str:
-        with rank.new_communicator("environment", **options) as communicator:
-            return str(communicator.explain("allreduce", SIZE // 4, torch.float32).algorithm)
-
-    found: dict[str, Any] = {}
-    for name, content in {
-        "fits": table(rank),
-        "other world": table(rank, world_size=9),
-        "other device": table(rank, device="abacus"),
-    }.items():
-        file = Path(folder, f"{name} {rank.rank}.json")
-        file.write_text(json.dumps(content))
-        with mock.patch.dict(os.environ, COLLX_TUNING=str(file)):
-            found[name] = attempt(lambda: found.setdefault(f"{name} chose", chosen()))  # noqa: B023
-            if name == "fits":
-                argument = table(rank, entry(algorithm="twoshot_pull"))
-                found["argument"] = chosen(tuning=argument)
-    with mock.patch.dict(os.environ, COLLX_TUNING=""):
-        found["empty"] = chosen()
-    return found
+    broken = tmp_path / f"{rank.rank}.json"
+    broken.write_text("{" if rank.rank == 0 else json.dumps(table(rank)))
+    differs = ("tuning differs between the ranks", "1 entries, sha256 ")
+    refused(table(rank, entry(to_bytes=8000 + rank.rank)), *differs)
+    refused(table(rank) if rank.rank == 0 else None, *differs, "rank 1: None")
+    for tuning in (str(broken), tmp_path / "missing" if rank.rank == 0 else broken):
+        refused(tuning, "which cannot be read", "rank 0")
+    number = attempt(lambda: rank.new_communicator("differs", tuning=5))
+    assert number.error == "TypeError", number
 
 
 @pytest.mark.worlds(2)
-def test_the_environment_variable_names_a_table(pool: Pool, tmp_path: Path) -> None:
+@on_ranks
+def test_the_environment_variable_names_a_table(rank: Rank, tmp_path: Path) -> None:
     """It applies to all communicators of a process, some of which have another world size."""
-    for found in pool.run(_environment, str(tmp_path)):
-        assert found["fits chose"] == OTHER, found
-        assert found["argument"] == "twoshot_pull"
-        assert found["empty"] == found["other world chose"] == BUILT_IN[pool.world.device]
-        assert found["other device"].error == "ValueError"
-        assert "device 'abacus'" in found["other device"].message
+
+    def chosen(content: dict[str, Any] | None, **options: Any) -> str:
+        file = tmp_path / f"{rank.rank}.json"
+        file.write_text(json.dumps(content))
+        variable = "" if content is None else str(file)
+        with (
+            mock.patch.dict(os.environ, COLLX_TUNING=variable),
+            rank.new_communicator("environment", **options) as communicator,
+        ):
+            return str(communicator.explain("allreduce", SIZE // 4, torch.float32).algorithm)
+
+    assert chosen(table(rank)) == OTHER
+    argument = table(rank, entry(algorithm="twoshot_pull"))
+    assert chosen(table(rank), tuning=argument) == "twoshot_pull"
+    built_in = BUILT_IN[rank.device.type]
+    assert chosen(None) == chosen(table(rank, world_size=9)) == built_in
+    refused = attempt(lambda: chosen(table(rank, device="abacus")))
+    assert_raised(refused, "ValueError", "device 'abacus'")
 
 
 @pytest.mark.worlds(2)
@@ -257,20 +220,14 @@ def test_the_environment_variable_names_a_table(pool: Pool, tmp_path: Path) -> N
 def test_sums_in_another_order_need_the_consent_of_the_program(rank: Rank) -> None:
     """On the CPU, no table can name a multicast algorithm."""
     given = table(rank, entry(algorithm="multimem_twoshot"))
-    found = {
-        str(deterministic): attempt(
-            lambda: rank.new_communicator(
-                "orders",
-                tuning=given,
-                deterministic=deterministic,  # noqa: B023
-            ).destroy()
-        )
-        for deterministic in (True, False)
-    }
-    assert found["True"].error == "ValueError", found
-    assert found["False"].error == ("ValueError" if rank.device.type == "cpu" else "")
-    if rank.device.type == "cuda":
-        assert "an order of its own" in found["True"].message
+
+    def made(deterministic: bool) -> None:
+        rank.new_communicator("orders", tuning=given, deterministic=deterministic).destroy()
+
+    on_cpu = rank.device.type == "cpu"
+    refused = attempt(lambda: made(True))
+    assert_raised(refused, "ValueError", "" if on_cpu else "an order of its own")
+    assert_raised(attempt(lambda: made(False)), "ValueError" if on_cpu else "")
 
 
 @pytest.mark.worlds(2)
@@ -309,27 +266,19 @@ def test_every_algorithm_that_an_entry_may_name_gives_the_same_bits(rank: Rank) 
     assert all(found.values()), found
 
 
-def _backend(rank: Rank, folder: str) -> list[Any]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_groups_of_the_backend_have_an_option_for_a_table(rank: Rank, tmp_path: Path) -> None:
     """A group of the backend uses a table that fits, and ignores one for another world size."""
-    import torch.distributed as dist
-
-    found: list[Any] = []
-    for name, size in (("fits", rank.size), ("other", 9)):
-        file = Path(folder, f"{name} {rank.rank}.json")
+    for fits, size in ((True, rank.size), (False, 9)):
+        file = tmp_path / f"{size} {rank.rank}.json"
         file.write_text(json.dumps(table(rank, world_size=size)))
-        options = collx.backend.Options(tuning=file if name == "fits" else str(file))
+        options = collx.backend.Options(tuning=file if fits else str(file))
         group = dist.new_group(backend="collx", pg_options=options)
         x = torch.ones(SIZE // 4, device=rank.device)
         dist.all_reduce(x, group=group)
-        communicator = collx.get(group)
-        found.append((communicator.tuning == str(file), bool((x == rank.size).all())))
+        assert (collx.get(group).tuning == str(file)) == fits
+        assert bool((x == rank.size).all())
         dist.destroy_process_group(group)
     number: Any = 3
-    found.append(attempt(lambda: collx.backend.Options(tuning=number)).error)
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_groups_of_the_backend_have_an_option_for_a_table(pool: Pool, tmp_path: Path) -> None:
-    for found in pool.run(_backend, str(tmp_path)):
-        assert found == [(True, True), (False, True), "TypeError"]
+    assert attempt(lambda: collx.backend.Options(tuning=number)).error == "TypeError"

@@ -18,8 +18,8 @@ import collx
 from collx._bootstrap import selftest, symmetric
 from collx._bootstrap.store import Ballot
 
-from ..attempt import Attempt, attempt, works
-from ..pool import Pool, on_ranks, some_stand_for_all
+from ..attempt import Attempt, assert_raised, attempt, works
+from ..pool import on_ranks, some_stand_for_all
 from ..rank import Rank
 
 TIMEOUT = 20.0  # seconds, much longer than any vote takes
@@ -51,61 +51,42 @@ def _in_capture(call: Call) -> Call:
     return run
 
 
-# The wrong call of one rank, the right call of the others, and the class and words of the error.
-REFUSED: dict[str, tuple[Call, Call, str, tuple[str, ...]]] = {
-    "device": (_empty_elsewhere, lambda c: c.empty(8), "ValueError", ("device",)),
-    "negative size": (
-        lambda c: c.empty(-8),
-        lambda c: c.empty(8),
-        "ValueError",
-        ("-8", "0 or more"),
-    ),
+QUANTIZED = ("torch.qint8", "not quantized")
+# The wrong call of one rank, and the class and words of the error. The others make a right call.
+REFUSED: dict[str, tuple[Call, str, tuple[str, ...]]] = {
+    "device": (_empty_elsewhere, "ValueError", ("device",)),
+    "negative size": (lambda c: c.empty(-8), "ValueError", ("-8", "0 or more")),
     "too many bytes": (
         lambda c: c.empty(2**33, 2**31),
-        lambda c: c.empty(8),
         "ValueError",
         ("(8589934592, 2147483648)", "2**63 - 1 bytes"),
     ),
     "too many bytes per element": (
         lambda c: c.empty_like(torch.empty(1, dtype=torch.uint8).expand(2**62), dtype=torch.int32),
-        lambda c: c.empty(8),
         "ValueError",
         ("torch.int32", "2**63 - 1 bytes"),
     ),
-    "size": (lambda c: c.empty("8"), lambda c: c.empty(8), "TypeError", ("size", "8")),
-    "a fraction": (lambda c: c.empty(8.5), lambda c: c.empty(8), "TypeError", ("size", "8.5")),
-    "dtype": (lambda c: c.empty(8, dtype=8), lambda c: c.empty(8), "TypeError", ("dtype",)),
-    "quantized dtype": (
-        lambda c: c.empty(8, dtype=torch.qint8),
-        lambda c: c.empty(8, dtype=torch.int8),
-        "TypeError",
-        ("torch.qint8", "not quantized"),
-    ),
+    "size": (lambda c: c.empty("8"), "TypeError", ("size", "8")),
+    "a fraction": (lambda c: c.empty(8.5), "TypeError", ("size", "8.5")),
+    "dtype": (lambda c: c.empty(8, dtype=8), "TypeError", ("dtype",)),
+    "quantized dtype": (lambda c: c.empty(8, dtype=torch.qint8), "TypeError", QUANTIZED),
     "tensor of a quantized dtype": (
         lambda c: c.empty_like(torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.qint8)),
-        lambda c: c.empty(8, dtype=torch.int8),
         "TypeError",
-        ("torch.qint8", "not quantized"),
-    ),
-    "no tensor": (
-        lambda c: c.register(8),
-        lambda c: c.register(_ordinary(c)),
-        "TypeError",
-        ("int",),
+        QUANTIZED,
     ),
     "empty in a capture": (
         _in_capture(lambda c: c.empty(8)),
-        lambda c: c.empty(8),
         "NotImplementedError",
         ("empty", "CUDA graph", "before the capture"),
     ),
+    "register: no tensor": (lambda c: c.register(8), "TypeError", ("int",)),
     "register in a capture": (
         _in_capture(lambda c: c.register(_ordinary(c))),
-        lambda c: c.register(_ordinary(c)),
         "NotImplementedError",
         ("register", "CUDA graph", "before the capture"),
     ),
-    "other device": (_unlike_tensor, lambda c: c.register(_ordinary(c)), "ValueError", ("meta",)),
+    "register: other device": (_unlike_tensor, "ValueError", ("meta",)),
 }
 
 
@@ -123,44 +104,49 @@ def _all_calls_work(rank: Rank, communicator: Any) -> bool:
     return bool((total == rank.size).all()) and works(rank, communicator)
 
 
-def _refusing(rank: Rank, what: str, where: list[int]) -> tuple[Attempt, bool, Attempt]:
-    wrong, right, *_ = REFUSED[what]
+def _refused(rank: Rank, what: str, where: int | None) -> Attempt:
+    """Makes the wrong call on a rank (None: on all of them), and returns the outcome. Then all
+    calls work."""
+    wrong, *_ = REFUSED[what]
     communicator = rank.new_communicator("refusing", timeout=TIMEOUT)
-    call = wrong if rank.rank in where else right
-    found = attempt(lambda: call(communicator))
-    fine = _all_calls_work(rank, communicator) and not communicator.poisoned
-    return found, fine, attempt(communicator.destroy)
+
+    def call() -> None:
+        if where in (rank.rank, None):
+            wrong(communicator)
+        elif what.startswith("register"):
+            communicator.register(_ordinary(communicator))
+        else:
+            communicator.empty(8)
+
+    found = attempt(call)
+    assert _all_calls_work(rank, communicator)
+    assert not communicator.poisoned
+    communicator.destroy()
+    return found
 
 
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("what", sorted(REFUSED))
-def test_a_refusal_on_one_rank_is_raised_on_all_of_them(pool: Pool, what: str) -> None:
+@on_ranks
+def test_a_refusal_on_one_rank_is_raised_on_all_of_them(rank: Rank, what: str) -> None:
     """Hazard 30: all ranks raise the same error at once, and then all calls work."""
-    some_stand_for_all(pool, what == "device" and pool.size == 2)
-    where = pool.size - 1
+    some_stand_for_all(rank, what == "device" and rank.size == 2)
+    where = rank.size - 1
     *_, kind, words = REFUSED[what]
-    results = pool.run(_refusing, what, [where])
-    assert len({found.message for found, *_ in results}) == 1
-    for found, fine, destroyed in results:
-        assert found.error == "InitError", found
-        assert f"rank {where}: {kind}" in found.message, found
-        assert all(word in found.message for word in words), found
-        assert found.seconds < TIMEOUT, found
-        assert fine
-        assert destroyed.error == "", destroyed
+    found = _refused(rank, what, where)
+    assert_raised(found, "InitError", f"rank {where}: {kind}", *words)
+    assert found.seconds < TIMEOUT, found
+    assert set(rank.gather(found.message)) == {found.message}
 
 
 @pytest.mark.worlds(1, 2)
 @pytest.mark.parametrize("what", sorted(REFUSED))
-def test_what_all_ranks_refuse_is_a_wrong_argument(pool: Pool, what: str) -> None:
+@on_ranks
+def test_what_all_ranks_refuse_is_a_wrong_argument(rank: Rank, what: str) -> None:
     """Each raises its own error."""
-    some_stand_for_all(pool, what == "device")
+    some_stand_for_all(rank, what == "device")
     *_, kind, words = REFUSED[what]
-    for found, fine, destroyed in pool.run(_refusing, what, list(range(pool.size))):
-        assert found.error == kind, found
-        assert all(word in found.message for word in words), found
-        assert fine
-        assert destroyed.error == "", destroyed
+    assert_raised(_refused(rank, what, None), kind, *words)
 
 
 @pytest.mark.worlds(2)
@@ -170,8 +156,8 @@ def test_an_ordinary_tensor_cannot_be_registered(rank: Rank) -> None:
     tensor = torch.ones(8, device=rank.device)
     found = attempt(lambda: communicator.register(tensor))
     fine = _all_calls_work(rank, communicator)
-    assert found.error == "ValueError", found
-    assert "register: tensor: got one that was not allocated as symmetric" in found.message
+    words = ("register: tensor: got one that was not allocated as symmetric",)
+    assert_raised(found, "ValueError", *words)
     assert fine
 
 
@@ -197,8 +183,7 @@ def test_a_failure_on_one_rank_is_raised_on_all_of_them(rank: Rank, step: str) -
         found = attempt(lambda: communicator.empty(100))
     fine = _all_calls_work(rank, communicator)
     communicator.destroy()
-    assert found.error == "InitError", found
-    assert "rank 0: MemoryError: the injected fault" in found.message
+    assert_raised(found, "InitError", "rank 0: MemoryError: the injected fault")
     assert fine
 
 
@@ -223,10 +208,14 @@ def test_a_symmetric_tensor_costs_two_votes(rank: Rank) -> None:
     } == expected
 
 
-def _absent(rank: Rank) -> tuple[Attempt, Attempt, Attempt, Attempt]:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_a_rank_that_is_absent_from_empty_is_a_timeout(rank: Rank) -> None:
+    """As for an operator: all ranks raise in time and name the absent rank. The communicator is
+    then poisoned, since no rank knows whether the call will ever be made. A late rank raises at
+    once."""
     communicator = rank.new_communicator("absent", call_timeout=SHORT)
     last = rank.size - 1
-    found = Attempt("", "", 0.0)
     if rank.rank != last:
         found = attempt(lambda: communicator.empty(8))
     rank.barrier()
@@ -234,49 +223,33 @@ def _absent(rank: Rank) -> tuple[Attempt, Attempt, Attempt, Attempt]:
         found = attempt(lambda: communicator.empty(8))
     rank.barrier()
     call = attempt(lambda: works(rank, communicator))
-    return found, attempt(communicator.raise_if_failed), call, attempt(communicator.destroy)
-
-
-@pytest.mark.worlds(2, 3)
-def test_a_rank_that_is_absent_from_empty_is_a_timeout(pool: Pool) -> None:
-    """As for an operator: all ranks raise in time and name the absent rank. The communicator is
-    then poisoned, since no rank knows whether the call will ever be made. A late rank raises at
-    once."""
-    last = pool.size - 1
-    for rank, (found, checked, call, destroyed) in enumerate(pool.run(_absent)):
-        assert found.error == "CollectiveTimeout", found
-        assert f"rank {last}" in found.message, found
-        assert found.seconds < (MARGIN if rank == last else SHORT + MARGIN), found
-        assert checked.error == "CollectiveTimeout", checked
-        assert f"for rank {last} (timeout {SHORT:g} s) in a vote" in checked.message, checked
-        assert call.error in ("CommunicatorPoisoned", "CollectiveTimeout"), call
-        assert destroyed.error == "", destroyed
-
-
-def _begun_again(rank: Rank, call: str) -> list[Attempt]:
-    """One rank skips a collective call; then all ranks destroy the communicator and init again."""
-    communicator = rank.new_communicator("again", call_timeout=SHORT)
-    given = _ordinary(communicator)
-    arguments = {"empty": 8, "register": given}
-    found = []
-    if rank.rank != 0:
-        found.append(attempt(lambda: getattr(communicator, call)(arguments[call])))
-    rank.barrier()
-    found.append(attempt(communicator.destroy))
-    with rank.new_communicator("again", timeout=TIMEOUT) as another:
-        assert _all_calls_work(rank, another)
-    return found
+    checked = attempt(communicator.raise_if_failed)
+    communicator.destroy()
+    assert_raised(found, "CollectiveTimeout", f"rank {last}")
+    assert found.seconds < (MARGIN if rank.rank == last else SHORT + MARGIN), found
+    words = f"for rank {last} (timeout {SHORT:g} s) in a vote"
+    assert_raised(checked, "CollectiveTimeout", words)
+    assert call.error in ("CommunicatorPoisoned", "CollectiveTimeout"), call
 
 
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("call", ["empty", "register"])
-def test_a_name_works_again_after_a_rank_was_absent(pool: Pool, call: str) -> None:
+@on_ranks
+def test_a_name_works_again_after_a_rank_was_absent(rank: Rank, call: str) -> None:
     """A rank that misses a call is at the same attempt of init as its peers."""
-    some_stand_for_all(pool, call == "empty")
-    (destroyed,), (found, also) = pool.run(_begun_again, call)
-    assert found.error == "CollectiveTimeout", found
-    assert destroyed.error == "CollectiveTimeout", destroyed  # the absent rank learns of it here
-    assert also.error == "", also
+    some_stand_for_all(rank, call == "empty")
+    communicator = rank.new_communicator("again", call_timeout=SHORT)
+    arguments = {"empty": 8, "register": _ordinary(communicator)}
+    if rank.rank != 0:
+        found = attempt(lambda: getattr(communicator, call)(arguments[call]))
+    rank.barrier()
+    destroyed = attempt(communicator.destroy)
+    with rank.new_communicator("again", timeout=TIMEOUT) as another:
+        assert _all_calls_work(rank, another)
+    if rank.rank == 0:  # the absent rank learns of it in destroy
+        assert destroyed.error == "CollectiveTimeout", destroyed
+    else:
+        assert (found.error, destroyed.error) == ("CollectiveTimeout", ""), (found, destroyed)
 
 
 @pytest.mark.worlds(2)
@@ -321,30 +294,24 @@ def test_a_failure_after_the_last_vote_is_left_to_the_next_call(rank: Rank) -> N
 
     stand_in.register = register
     with mock.patch.object(communicator._memory, "_native", stand_in):
-        found = [attempt(lambda: communicator.empty(8))]
-    found.append(attempt(lambda: communicator.empty(8)))
+        communicator.empty(8)
+    assert_raised(attempt(lambda: communicator.empty(8)), "CollectiveTimeout")
     rank.barrier()
     communicator.destroy()
-    first, second = found
-    assert first.error == "", first
-    assert second.error == "CollectiveTimeout", second
 
 
 @pytest.mark.worlds(2)
 @on_ranks
 def test_ranks_that_refuse_by_different_classes_raise_one(rank: Rank) -> None:
     """If one rank raises TypeError and another ValueError, all raise an InitError with both."""
+    both = ("InitError", "TypeError", "ValueError")
     communicator = rank.new_communicator("differently", timeout=TIMEOUT)
     wrong = "8" if rank.rank == 0 else -8
-    found = [attempt(lambda: communicator.empty(wrong))]
+    assert_raised(attempt(lambda: communicator.empty(wrong)), *both)
     assert _all_calls_work(rank, communicator)
     communicator.destroy()
     options: dict[str, Any] = {"pdl": "late"} if rank.rank == 0 else {"max_blocks": "many"}
-    found.append(attempt(lambda: rank.new_communicator("differently", **options)))
-    for result in found:
-        assert result.error == "InitError", result
-        assert "TypeError" in result.message
-        assert "ValueError" in result.message
+    assert_raised(attempt(lambda: rank.new_communicator("differently", **options)), *both)
 
 
 @pytest.mark.worlds(2)
@@ -354,34 +321,25 @@ def test_different_calls_are_a_mismatch(rank: Rank) -> None:
     communicator = rank.new_communicator("apart", timeout=TIMEOUT)
     first = attempt(communicator.destroy if rank.rank == 0 else lambda: communicator.empty(8))
     second = attempt(communicator.destroy)
-    assert first.error == "CollectiveMismatch", first
-    assert "rank 0: is at 'destroy'" in first.message
-    assert "rank 1: is at 'empty'" in first.message
+    assert_raised(first, "CollectiveMismatch", "rank 0: is at 'destroy'", "rank 1: is at 'empty'")
     assert second.error == "", second
     assert second.seconds < TIMEOUT
 
 
-def _left(rank: Rank) -> tuple[Attempt, bool]:
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_rank_that_has_left_is_named_at_once(rank: Rank) -> None:
+    """Its with block ended with an error: no rank waits for the whole timeout."""
     communicator = rank.new_communicator("left", timeout=TIMEOUT)
-    found = Attempt("", "", 0.0)
     if rank.rank == 0:
         with pytest.raises(KeyError), communicator:
             raise KeyError("the program's own")
     else:
         found = attempt(lambda: communicator.empty(8))
-    poisoned = communicator.poisoned
+        assert_raised(found, "CollectiveTimeout", "rank 0: left the communicator: KeyError")
+        assert found.seconds < TIMEOUT
+        assert communicator.poisoned
     communicator.destroy()
-    return found, poisoned
-
-
-@pytest.mark.worlds(2)
-def test_a_rank_that_has_left_is_named_at_once(pool: Pool) -> None:
-    """Its with block ended with an error: no rank waits for the whole timeout."""
-    found, poisoned = pool.run(_left)[1]
-    assert found.error == "CollectiveTimeout", found
-    assert "rank 0: left the communicator: KeyError" in found.message
-    assert found.seconds < TIMEOUT
-    assert poisoned
 
 
 # Invalid arguments of init, and the class and words of the error.
@@ -397,38 +355,36 @@ INIT: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
 }
 
 
-def _init_refused(rank: Rank, what: str, where: list[int]) -> tuple[Attempt, bool]:
-    options = {"timeout": TIMEOUT, **(INIT[what][0] if rank.rank in where else {})}
+def _init_refused(rank: Rank, what: str, where: int | None) -> Attempt:
+    """Gives the invalid argument on a rank (None: on all of them), and returns the outcome. Then
+    init works."""
+    options = {"timeout": TIMEOUT, **(INIT[what][0] if where in (rank.rank, None) else {})}
     found = attempt(lambda: rank.new_communicator("init", **options))
     with rank.new_communicator("init", timeout=TIMEOUT) as communicator:
-        return found, _all_calls_work(rank, communicator)
+        assert _all_calls_work(rank, communicator)
+    return found
 
 
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("what", sorted(INIT))
-def test_an_argument_of_init_refused_on_one_rank_is_raised_on_all(pool: Pool, what: str) -> None:
+@on_ranks
+def test_an_argument_of_init_refused_on_one_rank_is_raised_on_all(rank: Rank, what: str) -> None:
     """At once, with the rank and the cause; then init works."""
-    some_stand_for_all(pool, what == "timeout" and pool.size == 2)
+    some_stand_for_all(rank, what == "timeout" and rank.size == 2)
     _, kind, words = INIT[what]
-    results = pool.run(_init_refused, what, [0])
-    assert len({found.message for found, _ in results}) == 1
-    for found, fine in results:
-        assert found.error == "InitError", found
-        assert f"rank 0: {kind}" in found.message, found
-        assert all(word in found.message for word in words), found
-        assert found.seconds < TIMEOUT
-        assert fine
+    found = _init_refused(rank, what, 0)
+    assert_raised(found, "InitError", f"rank 0: {kind}", *words)
+    assert found.seconds < TIMEOUT
+    assert set(rank.gather(found.message)) == {found.message}
 
 
 @pytest.mark.worlds(2)
 @pytest.mark.parametrize("what", sorted(INIT))
-def test_an_argument_of_init_that_all_ranks_refuse_is_wrong(pool: Pool, what: str) -> None:
-    some_stand_for_all(pool, what == "timeout")
+@on_ranks
+def test_an_argument_of_init_that_all_ranks_refuse_is_wrong(rank: Rank, what: str) -> None:
+    some_stand_for_all(rank, what == "timeout")
     _, kind, words = INIT[what]
-    for found, fine in pool.run(_init_refused, what, list(range(pool.size))):
-        assert found.error == kind, found
-        assert all(word in found.message for word in words), found
-        assert fine
+    assert_raised(_init_refused(rank, what, None), kind, *words)
 
 
 @pytest.mark.worlds(2)
@@ -443,8 +399,6 @@ def test_a_name_in_use_on_one_rank_is_refused_on_all(rank: Rank) -> None:
     with rank.new_communicator("twice", timeout=TIMEOUT) as communicator:
         fine = works(rank, communicator)
     dist.destroy_process_group(groups[rank.rank])
-    assert found.error == "InitError", found
-    assert "rank 0: ValueError" in found.message
-    assert "exists already" in found.message
+    assert_raised(found, "InitError", "rank 0: ValueError", "exists already")
     assert found.seconds < TIMEOUT
     assert fine

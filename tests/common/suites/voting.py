@@ -20,7 +20,7 @@ import collx
 from collx._bootstrap import selftest, steps
 from collx._extension import extension
 
-from ..attempt import Attempt, allreduce, attempt, ones, works
+from ..attempt import Attempt, allreduce, assert_raised, attempt, ones, works
 from ..limits import assert_in_time, timeout_now
 from ..pool import Pool, on_ranks, some_stand_for_all
 from ..rank import PAYLOAD_BYTES, TIMEOUT, Rank
@@ -96,27 +96,19 @@ def _init_with(
     return replace(found, started=found.started + since, seconds=found.seconds - since)
 
 
-def _fault(rank: Rank, where: int, step: str, timeout: float) -> Attempt:
-    found = _init_with(rank, where, step, _raise, timeout)
-    rank.barrier()
-    with rank.new_communicator("voted") as communicator:
-        assert works(rank, communicator)
-    return found
-
-
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("step", STEP_NAMES)
-def test_a_fault_in_a_step_fails_init_alike_on_all_ranks(pool: Pool, step: str) -> None:
+@on_ranks
+def test_a_fault_in_a_step_fails_init_alike_on_all_ranks(
+    rank: Rank, step: str, timeout: float
+) -> None:
     """Hazard 6: the same InitError everywhere, with rank, step and cause; then init works."""
-    some_stand_for_all(pool, pool.size == 2)
-    where = pool.size - 1
-    results = pool.run(_fault, where, step, timeout_now(pool))
-    assert {result.message for result in results} == {results[0].message}
-    for result in results:
-        assert result.error == "InitError", result
-        assert f"rank {where}" in result.message
-        assert step in result.message
-        assert "the injected fault" in result.message
+    some_stand_for_all(rank, rank.size == 2)
+    where = rank.size - 1
+    found = _init_with(rank, where, step, _raise, timeout)
+    assert set(rank.gather(found.message)) == {found.message}
+    assert _begins_again(rank, "voted")
+    assert_raised(found, "InitError", f"rank {where}", step, "the injected fault")
 
 
 def _absence(rank: Rank, where: int, step: str, timeout: float) -> Attempt:
@@ -145,9 +137,7 @@ def test_a_rank_that_never_reaches_a_step_fails_init_in_time(pool: Pool, step: s
     timeout = timeout_now(pool)
     present, absent = pool.run(_absence, 1, step, timeout)
     for result in (present, absent):
-        assert result.error == "InitError", result
-        assert step in result.message
-        assert "rank 1" in result.message
+        assert_raised(result, "InitError", step, "rank 1")
     # Two steps have their own wait, and the vote that follows waits again: PyTorch's rendezvous,
     # and on GPUs the kernel that waits for all ranks.
     waits = step == "rendezvous" or (step == "clusters" and pool.world.device == "cuda")
@@ -156,18 +146,14 @@ def test_a_rank_that_never_reaches_a_step_fails_init_in_time(pool: Pool, step: s
         pool.kill()
 
 
-def _delay(rank: Rank, step: str, timeout: float) -> Attempt:
+@pytest.mark.worlds(2)
+@pytest.mark.parametrize("step", STEP_NAMES)
+@on_ranks
+def test_a_slow_step_is_no_failure(rank: Rank, step: str, timeout: float) -> None:
+    """The negative control of the limits: one step is slow, and init succeeds."""
     found = _init_with(rank, 0, step, lambda: time.sleep(timeout / 4), timeout)
     rank.barrier()
-    return found
-
-
-@pytest.mark.worlds(2)
-def test_a_slow_step_is_no_failure(pool: Pool) -> None:
-    """The negative control of the limits: each step in turn is slow, and init succeeds."""
-    for step in STEP_NAMES:
-        results = pool.run(_delay, step, timeout_now(pool))
-        assert [result.error for result in results] == ["", ""], (step, results)
+    assert found.error == "", found
 
 
 def _die() -> None:
@@ -189,8 +175,7 @@ def test_a_rank_killed_within_init_fails_it_in_time(pool: Pool, step: str) -> No
         (survivor,) = pool.collect([0])
     finally:
         pool.kill()
-    assert survivor.error == "InitError", survivor
-    assert "rank 1" in survivor.message
+    assert_raised(survivor, "InitError", "rank 1")
     assert_in_time(survivor, 2 * timeout)
 
 
@@ -208,8 +193,7 @@ def test_init_on_one_rank_only_ends(pool: Pool) -> None:
     """Hazard 6: the others do not call init at all. Then all of them do, and it succeeds."""
     timeout = timeout_now(pool)
     found = pool.run(_nobody_else, timeout)[0]
-    assert found.error == "InitError"
-    assert "rank 1" in found.message
+    assert_raised(found, "InitError", "rank 1")
     assert_in_time(found, timeout)
 
 
@@ -226,41 +210,35 @@ def _interrupt_after(seconds: float, call: Callable[[], object]) -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def _interrupted(rank: Rank) -> list[Attempt]:
-    """Rank 0 is interrupted while it waits for the other ranks: in init, and in empty."""
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_an_interrupt_ends_a_vote_at_once(rank: Rank) -> None:
+    """Rank 0 is interrupted while it waits for the other ranks: in init, and in empty. The ranks
+    may call init again, and the peers of an established communicator learn of it."""
 
-    def while_others_wait(call: Callable[[], object]) -> Attempt:
-        found = Attempt("", "", 0.0)
+    def interrupt_the_first(call: Callable[[], object]) -> None:
         if rank.rank == 0:
             found = attempt(lambda: _interrupt_after(0.3, call))
+            assert found.message == "interrupted", found
+            assert found.seconds < TIMEOUT / 4, found
         rank.barrier()
-        return found
 
-    found = [while_others_wait(lambda: rank.new_communicator("interrupted"))]
+    interrupt_the_first(lambda: rank.new_communicator("interrupted"))
     communicator = rank.new_communicator("interrupted")
-    found.append(while_others_wait(lambda: communicator.empty(0)))
+    interrupt_the_first(lambda: communicator.empty(0))
+    message = ""
     if rank.rank != 0:
-        found = [attempt(lambda: communicator.empty(0)), attempt(lambda: communicator.empty(8))]
-    rank.barrier()
-    communicator.destroy()
-    return found
-
-
-@pytest.mark.worlds(2, 3)
-def test_an_interrupt_ends_a_vote_at_once(pool: Pool) -> None:
-    """The ranks may call init again, and the peers of an established communicator learn of it."""
-    first, *others = pool.run(_interrupted)
-    for found in first:
-        assert found.message == "interrupted", found
-        assert found.seconds < TIMEOUT / 4, found
-    for made, refused in others:
-        assert made.error == "", made
+        communicator.empty(0)
+        refused = attempt(lambda: communicator.empty(8))
+        message = refused.message
         assert refused.error == "CollectiveTimeout", refused
-        assert "rank 0" in refused.message, refused
+        assert "rank 0" in message, refused
         assert refused.seconds < TIMEOUT / 4, refused
+    messages = rank.gather(message)
+    communicator.destroy()
     # The others may learn of it from the first one before they vote.
     words = "rank 0: left the communicator: KeyboardInterrupt"
-    assert any(words in refused.message for _, refused in others), others
+    assert any(words in each for each in messages), messages
 
 
 def _destroyed_after_an_interrupt(rank: Rank, timeout: float) -> Attempt:
@@ -283,79 +261,60 @@ def test_a_rank_that_ends_after_an_interrupt_waits_for_no_rank_and_blames_none(p
     destroyed, *others = pool.run(_destroyed_after_an_interrupt, timeout)
     assert destroyed.error == "", destroyed
     for refused in others:
-        assert refused.error == "CollectiveTimeout", refused
-        assert "rank 0" in refused.message, refused
+        assert_raised(refused, "CollectiveTimeout", "rank 0")
         assert "no answer" not in refused.message, refused
         assert_in_time(refused, timeout)
     words = "rank 0: left the communicator: KeyboardInterrupt"
     assert any(words in refused.message for refused in others), others
 
 
-def _refused_before_it_asks(rank: Rank, timeout: float) -> Attempt:
+@pytest.mark.worlds(2, 3)
+@on_ranks
+def test_init_works_after_a_rank_refused_its_group(rank: Rank, timeout: float) -> None:
+    """The rank does not know its peers, so it cannot notify them. The next attempt succeeds."""
     group = "no such group" if rank.rank == 0 else None
     found = attempt(
         lambda: collx.init(group, name="test-early", device=rank.device, timeout=timeout)
     )
     rank.barrier()
     assert _begins_again(rank, "early")
-    return found
+    assert found.error == ("ValueError" if rank.rank == 0 else "InitError"), found
+    assert rank.rank == 0 or "rank 0: no answer" in found.message
 
 
 @pytest.mark.worlds(2, 3)
-def test_init_works_after_a_rank_refused_its_group(pool: Pool) -> None:
-    """The rank does not know its peers, so it cannot notify them. The next attempt succeeds."""
-    first, *others = pool.run(_refused_before_it_asks, timeout_now(pool))
-    assert first.error == "ValueError", first
-    for found in others:
+@on_ranks
+def test_a_rank_that_is_an_attempt_late_joins_the_next_one(rank: Rank, timeout: float) -> None:
+    """Ranks agree on the number of an attempt, whatever each rank has counted. The last rank starts
+    its first attempt when all others start their second one."""
+    late = rank.rank == rank.size - 1
+    if not late:
+        found = attempt(lambda: rank.new_communicator("late", timeout=timeout))
         assert found.error == "InitError", found
-        assert "rank 0: no answer" in found.message
-
-
-def _late(rank: Rank, timeout: float) -> list[Attempt]:
-    """The last rank starts its first attempt when all others start their second one."""
-    found = []
-    if rank.rank != rank.size - 1:
-        found.append(attempt(lambda: rank.new_communicator("late", timeout=timeout)))
     rank.barrier()
-    if rank.rank == rank.size - 1:
+    if late:
         time.sleep(0.1)
-    found.append(attempt(lambda: _begins_again(rank, "late")))
-    return found
+    assert _begins_again(rank, "late")
 
 
 @pytest.mark.worlds(2, 3)
-def test_a_rank_that_is_an_attempt_late_joins_the_next_one(pool: Pool) -> None:
-    """Ranks agree on the number of an attempt, whatever each rank has counted."""
-    *others, last = pool.run(_late, timeout_now(pool))
-    assert [found.error for found in last] == [""], last
-    for found in others:
-        assert [each.error for each in found] == ["InitError", ""], found
-
-
-def _stuck_in_an_old_attempt(rank: Rank, timeout: float) -> list[Attempt]:
-    """Rank 1 is still in the first attempt while the others wait for it in the second one."""
-    found = []
+@on_ranks
+def test_ranks_of_an_abandoned_attempt_do_not_meet_those_of_the_next(
+    rank: Rank, timeout: float
+) -> None:
+    """Rank 1 is still in the first attempt while the others wait for it in the second one. It
+    raises the error of the old attempt, and then joins the new one."""
 
     def hold() -> None:
         rank.barrier()  # the others have given up
         time.sleep(timeout / 2)
 
     with _before_step("allocate", hold) if rank.rank == 1 else nullcontext():
-        found.append(attempt(lambda: rank.new_communicator("stuck", timeout=timeout)))
+        found = attempt(lambda: rank.new_communicator("stuck", timeout=timeout))
     if rank.rank != 1:
         rank.barrier()
-    found.append(attempt(lambda: _begins_again(rank, "stuck")))
-    return found
-
-
-@pytest.mark.worlds(2, 3)
-def test_ranks_of_an_abandoned_attempt_do_not_meet_those_of_the_next(pool: Pool) -> None:
-    """The abandoned rank raises the error of the old attempt, and then joins the new one."""
-    for first, second in pool.run(_stuck_in_an_old_attempt, timeout_now(pool)):
-        assert first.error == "InitError", first
-        assert "allocate" in first.message
-        assert "rank 1: no answer" in first.message
-        assert second.error == "", second
+    assert _begins_again(rank, "stuck")
+    assert_raised(found, "InitError", "allocate", "rank 1: no answer")
 
 
 _DIFFERENT: dict[str, tuple[Any, Any]] = {
@@ -377,8 +336,7 @@ def test_options_that_differ_between_ranks_are_refused_by_name(rank: Rank, optio
     rank.barrier()
     with rank.new_communicator("options") as communicator:
         assert works(rank, communicator)
-    assert found.error == "InitError", found
-    assert option in found.message
+    assert_raised(found, "InitError", option)
 
 
 def _different_name(rank: Rank, timeout: float) -> Attempt:
@@ -480,7 +438,14 @@ def test_what_follows_a_failed_test_of_multicast_is_voted(rank: Rank, fails: boo
     assert not fails or "rank 0: OSError: the injected fault" in found.message, found
 
 
-def _apart(rank: Rank, step: str) -> dict[str, Any]:
+@pytest.mark.worlds(2, 3)
+@pytest.mark.parametrize("step", ["machine", "peer access"])
+@on_ranks
+def test_without_direct_access_all_ranks_fall_back_and_say_why(rank: Rank, step: str) -> None:
+    """Hazards 5, 18 and 21: a limitation of one rank applies to all ranks; only rank 0 warns."""
+    if step == "peer access" and rank.device.type == "cpu":
+        pytest.skip("on CPU every rank of a machine reaches the others")
+
     def elsewhere(setup: Any, original: Callable[[Any], Any]) -> Any:
         value = original(setup)
         if rank.rank != rank.size - 1:
@@ -500,38 +465,29 @@ def _apart(rank: Rank, step: str) -> dict[str, Any]:
         communicator = collx.init(
             name="apart", device=rank.device, payload_bytes=PAYLOAD_BYTES, timeout=TIMEOUT
         )
-    found = {
-        "reason": communicator.fallback_reason,
-        "warned": [str(warning.message) for warning in caught],
-        "where": {warning.filename for warning in caught},
-        "works": works(rank, communicator),
-        "algorithm": communicator.explain("allreduce", 100).algorithm,
-        "forced": attempt(lambda: allreduce(communicator, ones(rank), "oneshot_push")),
-        "empty": bool((allreduce(communicator, communicator.empty((9,)).fill_(2)) > 2).all()),
-    }
+    reason = communicator.fallback_reason
+    reasons = rank.gather(reason)
+    well = works(rank, communicator)
+    algorithm = communicator.explain("allreduce", 100).algorithm
+    forced = attempt(lambda: allreduce(communicator, ones(rank), "oneshot_push"))
+    of_empty = allreduce(communicator, communicator.empty((9,)).fill_(2))
     communicator.destroy()
-    return found
+    assert reason
+    assert set(reasons) == {reason}
+    assert well
+    assert bool((of_empty > 2).all())
+    assert algorithm == "fallback"
+    assert forced.error == "NotImplementedError", forced
+    assert (rank.rank == 0) == any(reason in str(warning.message) for warning in caught)
+    places = {warning.filename for warning in caught}
+    assert rank.rank != 0 or places == {__file__}, "a warning points at the caller of init"
 
 
 @pytest.mark.worlds(2, 3)
-@pytest.mark.parametrize("step", ["machine", "peer access"])
-def test_without_direct_access_all_ranks_fall_back_and_say_why(pool: Pool, step: str) -> None:
-    """Hazards 5, 18 and 21: a limitation of one rank applies to all ranks; only rank 0 warns."""
-    if step == "peer access" and pool.world.device == "cpu":
-        pytest.skip("on CPU every rank of a machine reaches the others")
-    results = pool.run(_apart, step)
-    assert len({found["reason"] for found in results}) == 1
-    for rank, found in enumerate(results):
-        assert found["reason"]
-        assert found["works"]
-        assert found["empty"]
-        assert found["algorithm"] == "fallback"
-        assert found["forced"].error == "NotImplementedError", found
-        assert (rank == 0) == any(found["reason"] in text for text in found["warned"])
-        assert rank != 0 or found["where"] == {__file__}, "a warning points at the caller of init"
-
-
-def _wrong_data(rank: Rank, timeout: float) -> Attempt:
+@on_ranks
+def test_wrong_data_in_the_self_test_fails_init(rank: Rank, timeout: float) -> None:
+    """Hazard 18: the self-test exchanges real data and detects access that delivers wrong data.
+    Rank 0 sends another value in one element than the other ranks expect."""
     original = selftest._values
 
     def values(rank: int, dtype: torch.dtype) -> torch.Tensor:
@@ -540,20 +496,7 @@ def _wrong_data(rank: Rank, timeout: float) -> Attempt:
             made[4098] += 1
         return made
 
-    if rank.rank == 0:
-        # Rank 0 sends another value in one element than the other ranks expect.
-        selftest._values = values
-    try:
-        return attempt(lambda: rank.new_communicator("wrong", timeout=timeout))
-    finally:
-        selftest._values = original
-        rank.barrier()
-
-
-@pytest.mark.worlds(2, 3)
-def test_wrong_data_in_the_self_test_fails_init(pool: Pool) -> None:
-    """Hazard 18: the self-test exchanges real data and detects access that delivers wrong data."""
-    for found in pool.run(_wrong_data, timeout_now(pool, 3.0)):
-        assert found.error == "InitError", found
-        assert "self-test" in found.message
-        assert "4098" in found.message
+    with mock.patch.object(selftest, "_values", values) if rank.rank == 0 else nullcontext():
+        found = attempt(lambda: rank.new_communicator("wrong", timeout=3 * timeout))
+    rank.barrier()
+    assert_raised(found, "InitError", "self-test", "4098")

@@ -43,6 +43,12 @@ LINE = re.compile(
 Lines = list[dict[str, Any]]
 
 
+@pytest.fixture
+def timeout(pool: Pool) -> float:
+    """Returns a longer timeout, a third of which is long, too."""
+    return timeout_now(pool, TIMEOUT)
+
+
 @contextmanager
 def _logged() -> Iterator[Lines]:
     """Yields the lines logged within the block; they are available after the block."""
@@ -104,12 +110,19 @@ def _late(
     return lines, seconds
 
 
-def _one_line(lines: Lines, rank: int, missing: str, timeout: float) -> dict[str, Any]:
+def _assert_named(
+    lines: Lines, rank: Rank, timeout: float, op: str | None = ".allreduce", missing: str = ""
+) -> None:
+    """Fails unless the last rank, which waits for no other, has logged nothing, and each other rank
+    one line, which names the last one."""
+    if rank.rank == rank.size - 1:
+        assert not lines
+        return
     (line,) = lines
-    assert (int(line["rank"]), line["missing"]) == (rank, missing), line
+    missing = missing or f"rank {rank.size - 1}"
+    assert (int(line["rank"]), line["missing"], line["op"]) == (rank.rank, missing, op), line
     assert float(line["timeout"]) == pytest.approx(timeout, rel=1e-3)
     assert timeout / 3 <= float(line["seconds"]) < timeout, line
-    return line
 
 
 def _calls(rank: Rank, communicator: Any) -> dict[str, Callable[[], object]]:
@@ -120,56 +133,58 @@ def _calls(rank: Rank, communicator: Any) -> dict[str, Callable[[], object]]:
     }
 
 
-def _named(rank: Rank, how: str, part: float, timeout: float) -> tuple[Lines, float]:
-    name = "watched-late"
-    with rank.new_communicator(name, call_timeout=timeout, watchdog=True) as communicator:
-        return _late(rank, communicator, _calls(rank, communicator)[how], part * timeout)
+def _watched(rank: Rank, name: str, timeout: float) -> Any:
+    return rank.new_communicator(f"watched-{name}", call_timeout=timeout, watchdog=True)
 
 
 @pytest.mark.alone
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("how", ["synchronous", "posted"])
-def test_a_late_rank_is_named_once(pool: Pool, how: str) -> None:
-    timeout = timeout_now(pool, TIMEOUT)
-    *others, (lines, _) = pool.run(_named, how, LATE, timeout)
-    assert not lines, "the late rank waited for nobody"
-    for rank, (lines, _) in enumerate(others):
-        line = _one_line(lines, rank, f"rank {pool.size - 1}", timeout)
-        assert (line["op"], line["name"]) == (".allreduce", "watched-late")
-
-
-def _another_timeout(rank: Rank, timeout: float) -> Lines:
-    name = "watched-changed"
-    with rank.new_communicator(name, timeout=1000 * timeout, watchdog=True) as communicator:
-        communicator.set_timeout(timeout)
-        call = _calls(rank, communicator)["posted"]
-        return _late(rank, communicator, call, LATE * timeout)[0]
+@on_ranks
+def test_a_late_rank_is_named_once(rank: Rank, how: str, timeout: float) -> None:
+    with _watched(rank, "late", timeout) as communicator:
+        lines, _ = _late(rank, communicator, _calls(rank, communicator)[how], LATE * timeout)
+    _assert_named(lines, rank, timeout)
+    assert all(line["name"] == "watched-late" for line in lines)
 
 
 @pytest.mark.alone
 @pytest.mark.worlds(2)
-def test_the_watchdog_follows_a_timeout_that_changes(pool: Pool) -> None:
-    timeout = timeout_now(pool, TIMEOUT)
-    lines, late = pool.run(_another_timeout, timeout)
-    _one_line(lines, 0, "rank 1", timeout)
-    assert not late
+@on_ranks
+def test_the_watchdog_follows_a_timeout_that_changes(rank: Rank, timeout: float) -> None:
+    name = "watched-changed"
+    with rank.new_communicator(name, timeout=1000 * timeout, watchdog=True) as communicator:
+        communicator.set_timeout(timeout)
+        call = _calls(rank, communicator)["posted"]
+        lines, _ = _late(rank, communicator, call, LATE * timeout)
+    _assert_named(lines, rank, timeout)
 
 
 @pytest.mark.alone
 @pytest.mark.worlds(2, 3)
 @pytest.mark.parametrize("how", ["synchronous", "posted"])
-def test_a_call_that_completes_within_a_third_is_not_logged(pool: Pool, how: str) -> None:
-    timeout = timeout_now(pool, TIMEOUT)
-    for lines, seconds in pool.run(_named, how, SOON, timeout):
-        assert not lines or seconds > timeout / 3
+@on_ranks
+def test_a_call_that_completes_within_a_third_is_not_logged(
+    rank: Rank, how: str, timeout: float
+) -> None:
+    with _watched(rank, "late", timeout) as communicator:
+        lines, seconds = _late(rank, communicator, _calls(rank, communicator)[how], SOON * timeout)
+    assert not lines or seconds > timeout / 3
 
 
 def _allreduce(x: torch.Tensor, algorithm: str, communicator: Any) -> Any:
     return collx.post(collx.allreduce, x, group=communicator, algorithm=algorithm, max_blocks=4)
 
 
-def _in_every_way(rank: Rank, timeout: float) -> dict[str, Lines]:
+@pytest.mark.alone
+@pytest.mark.worlds(2)
+@on_ranks
+def test_every_kind_of_call_is_seen_to_wait_and_one_thread_serves_all(
+    rank: Rank, timeout: float
+) -> None:
     """Calls of all algorithms and kinds wait at the same time, each on its own communicator."""
+    if rank.world.shared:
+        pytest.skip("calls of a dozen communicators do not run at once where ranks share a GPU")
     late = rank.size - 1
     calls: dict[str, Callable[[Any], Any]] = {
         "broadcast": lambda c: collx.post(collx.broadcast, ones(rank), late, c),
@@ -201,26 +216,17 @@ def _in_every_way(rank: Rank, timeout: float) -> dict[str, Lines]:
     for communicator in communicators.values():
         communicator.destroy()
     assert _ends()
-    return {name: [line for line in lines if line["name"] == f"watched-{name}"] for name in order}
+    for name in order:
+        of_this = [line for line in lines if line["name"] == f"watched-{name}"]
+        op = ".allreduce" if name in ALGORITHMS else f".{name}"
+        _assert_named(of_this, rank, timeout, op)
 
 
 @pytest.mark.alone
 @pytest.mark.worlds(2)
-def test_every_kind_of_call_is_seen_to_wait_and_one_thread_serves_all(pool: Pool) -> None:
-    if pool.world.shared:
-        pytest.skip("calls of a dozen communicators do not run at once where ranks share a GPU")
-    timeout = timeout_now(pool, TIMEOUT)
-    found, late = pool.run(_in_every_way, timeout)
-    for name, lines in found.items():
-        line = _one_line(lines, 0, "rank 1", timeout)
-        assert line["op"] == (".allreduce" if name in ALGORITHMS else f".{name}"), (name, line)
-    assert not any(late.values()), late
-
-
-def _behind(rank: Rank, timeout: float) -> Lines:
-    with rank.new_communicator(
-        "watched-behind", call_timeout=timeout, watchdog=True
-    ) as communicator:
+@on_ranks
+def test_calls_behind_one_that_waits_are_not_logged(rank: Rank, timeout: float) -> None:
+    with _watched(rank, "behind", timeout) as communicator:
         x = ones(rank)
 
         def call() -> None:
@@ -232,35 +238,21 @@ def _behind(rank: Rank, timeout: float) -> Lines:
             for handle in posted:
                 handle.wait()
 
-        return _late(rank, communicator, call, LATE * timeout)[0]
+        lines, _ = _late(rank, communicator, call, LATE * timeout)
+    _assert_named(lines, rank, timeout, ".allgather")
 
 
 @pytest.mark.alone
 @pytest.mark.worlds(2)
-def test_calls_behind_one_that_waits_are_not_logged(pool: Pool) -> None:
-    timeout = timeout_now(pool, TIMEOUT)
-    lines, late = pool.run(_behind, timeout)
-    assert _one_line(lines, 0, "rank 1", timeout)["op"] == ".allgather"
-    assert not late
-
-
-def _through_the_group(rank: Rank, timeout: float) -> Lines:
+@on_ranks
+def test_without_regions_the_call_alone_is_known(rank: Rank, timeout: float) -> None:
     with instead_of_step("machine", lambda setup, run: str(rank.rank)):
-        communicator = rank.new_communicator("watched-group", call_timeout=timeout, watchdog=True)
+        communicator = _watched(rank, "group", timeout)
     assert communicator.fallback_reason
     with communicator:
         call = _calls(rank, communicator)["posted"]
-        return _late(rank, communicator, call, LATE * timeout)[0]
-
-
-@pytest.mark.alone
-@pytest.mark.worlds(2)
-@pytest.mark.filterwarnings("ignore:collx communicator")
-def test_without_regions_the_call_alone_is_known(pool: Pool) -> None:
-    timeout = timeout_now(pool, TIMEOUT)
-    lines, late = pool.run(_through_the_group, timeout)
-    _one_line(lines, 0, "unknown to the process group", timeout)
-    assert not late
+        lines, _ = _late(rank, communicator, call, LATE * timeout)
+    _assert_named(lines, rank, timeout, missing="unknown to the process group")
 
 
 @pytest.mark.worlds(2)
@@ -279,36 +271,31 @@ def test_the_thread_is_there_as_long_as_a_communicator_asks_for_it(rank: Rank) -
     assert found == [0, 1, 1, 1, 1, 1, True]
 
 
-def _finish(communicator: Any, handle: Any) -> None:
-    handle.wait()
-    finish(communicator)
-
-
-def _destroyed(rank: Rank, timeout: float) -> list[str]:
+@pytest.mark.alone
+@pytest.mark.worlds(2)
+@on_ranks
+def test_the_log_comes_before_the_time_out_and_destroy_after_it(rank: Rank, timeout: float) -> None:
     """Destroys a communicator after a timeout that the watchdog has announced."""
-    options: dict[str, Any] = {"timeout": timeout, "watchdog": True}
+    options: dict[str, Any] = {"timeout": timeout / 3, "watchdog": True}
     communicator = rank.new_communicator("watched-end", rank.fresh_group(), **options)
-    found = []
     with _logged() as lines:
         if rank.rank == 0:
             handle = collx.post(collx.allreduce, ones(rank), group=communicator)
-            found.append(attempt(lambda: _finish(communicator, handle)).error)
+            found = attempt(lambda: (handle.wait(), communicator.synchronize()))
+            assert found.error == "CollectiveTimeout", found
         rank.barrier()
-        found.append(attempt(communicator.destroy).error)
+        communicator.destroy()
         assert _ends()
-    return [*found, *(line["missing"] for line in lines)]
+    assert [line["missing"] for line in lines] == ["rank 1"] * (rank.rank == 0)
 
 
 @pytest.mark.alone
 @pytest.mark.worlds(2)
-def test_the_log_comes_before_the_time_out_and_destroy_after_it(pool: Pool) -> None:
-    waiting, absent = pool.run(_destroyed, timeout_now(pool))
-    assert waiting == ["CollectiveTimeout", "", "rank 1"]
-    assert absent == [""]
-
-
-def _forked(rank: Rank, timeout: float) -> tuple[list[str], Lines]:
-    with rank.new_communicator("watched-fork", call_timeout=timeout, watchdog=True) as communicator:
+@on_ranks
+def test_a_forked_child_has_no_watchdog_and_its_parent_goes_on(rank: Rank, timeout: float) -> None:
+    if rank.device.type == "cuda":
+        pytest.skip("CUDA cannot be used in a forked child")
+    with _watched(rank, "fork", timeout) as communicator:
         assert _threads() == 1
 
         def look() -> None:
@@ -316,22 +303,11 @@ def _forked(rank: Rank, timeout: float) -> tuple[list[str], Lines]:
             communicator.destroy()
             assert _threads() == 0
 
-        found = [in_a_child(look) for _ in range(5)]
-        return found, _late(
-            rank, communicator, _calls(rank, communicator)["synchronous"], LATE * timeout
-        )[0]
-
-
-@pytest.mark.alone
-@pytest.mark.worlds(2)
-def test_a_forked_child_has_no_watchdog_and_its_parent_goes_on(pool: Pool) -> None:
-    if pool.world.device == "cuda":
-        pytest.skip("CUDA cannot be used in a forked child")
-    timeout = timeout_now(pool, TIMEOUT)
-    (children, lines), (_, late) = pool.run(_forked, timeout)
+        children = [in_a_child(look) for _ in range(5)]
+        call = _calls(rank, communicator)["synchronous"]
+        lines, _ = _late(rank, communicator, call, LATE * timeout)
     assert children == [": "] * 5
-    _one_line(lines, 0, "rank 1", timeout)
-    assert not late
+    _assert_named(lines, rank, timeout)
 
 
 ENDING = """
@@ -356,10 +332,13 @@ def test_the_interpreter_exits_while_the_watchdog_runs(pool: Pool, seconds: floa
         assert LINE.search(ranks[0][1]), ranks[0][1]
 
 
-def _replayed(rank: Rank, timeout: float) -> Lines:
-    with rank.new_communicator(
-        "watched-graph", call_timeout=timeout, watchdog=True
-    ) as communicator:
+@pytest.mark.alone
+@pytest.mark.worlds(2)
+@on_ranks
+def test_a_call_of_a_replayed_graph_is_logged_without_its_name(rank: Rank, timeout: float) -> None:
+    if rank.device.type != "cuda":
+        pytest.skip("CUDA graphs")
+    with _watched(rank, "graph", timeout) as communicator:
         x = ones(rank)
         collx.allreduce(x, group=communicator)
         rank.synchronize()
@@ -369,17 +348,6 @@ def _replayed(rank: Rank, timeout: float) -> Lines:
             # The watchdog reads the regions meanwhile; this must not invalidate the capture.
             time.sleep(timeout / 4)
         rank.barrier()
-        lines = _late(rank, communicator, graph.replay, LATE * timeout)[0]
+        lines, _ = _late(rank, communicator, graph.replay, LATE * timeout)
         assert bool((y == rank.size).all())
-        return lines
-
-
-@pytest.mark.alone
-@pytest.mark.worlds(2)
-def test_a_call_of_a_replayed_graph_is_logged_without_its_name(pool: Pool) -> None:
-    if pool.world.device != "cuda":
-        pytest.skip("CUDA graphs")
-    timeout = timeout_now(pool, TIMEOUT)
-    lines, late = pool.run(_replayed, timeout)
-    assert _one_line(lines, 0, "rank 1", timeout)["op"] is None
-    assert not late
+    _assert_named(lines, rank, timeout, None)
