@@ -62,6 +62,9 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("start the ranks with torchrun: torchrun --nproc-per-node 2 " + sys.argv[0])
     if arguments.batch_size < 1 or arguments.rounds < 1:
         parser.error("--batch-size and --rounds are at least 1")
+    for file in (arguments.sentences, arguments.weights):
+        if file is not None and not file.is_file():
+            parser.error(f"no such file: {file}")
     return arguments
 
 

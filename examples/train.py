@@ -34,7 +34,7 @@ VOCABULARY = 256
 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--backend", default="collx", help="collx, gloo or nccl (default: collx)")
+    parser.add_argument("--backend", choices=["collx", "gloo", "nccl"], default="collx")
     parser.add_argument("--parallel", choices=["ddp", "fsdp", "tp"], default="ddp")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--layers", type=int, default=4)
@@ -46,6 +46,11 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(given)
     if "LOCAL_RANK" not in os.environ:
         parser.error("start the ranks with torchrun: torchrun --nproc-per-node 2 " + sys.argv[0])
+    for name in ("layers", "width", "heads", "batch", "tokens", "steps"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} is at least 1")
+    if arguments.width % arguments.heads:
+        parser.error("--heads must divide --width")
     return arguments
 
 

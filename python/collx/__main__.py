@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from collx import _launch
 from collx._version import VERSION
 
 # Maps a command to the module whose main(arguments) runs it and returns the exit status, and to its
@@ -32,7 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the command")
     given = parser.parse_args(arguments)
     command = importlib.import_module(COMMANDS[given.command][0])
-    return int(command.main(given.arguments))
+    try:
+        return _launch.status(command.main, given.arguments)
+    except KeyboardInterrupt:
+        # Python ends the ranks, and then itself by the signal. A traceback says nothing more.
+        sys.excepthook = lambda *_: None
+        raise
 
 
 if __name__ == "__main__":

@@ -37,10 +37,9 @@ def size_list(text: str) -> list[int]:
 
 
 def count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"got {value}; accepted: numbers from 0")
-    return value
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"got {text!r}; accepted: numbers from 0")
+    return int(text)
 
 
 def factor(text: str) -> float:
@@ -52,7 +51,10 @@ def positive(text: str) -> float:
 
 
 def _above(limit: int, text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not (math.isfinite(value) and value > limit):
         raise argparse.ArgumentTypeError(f"got {text}; accepted: numbers above {limit}")
     return value

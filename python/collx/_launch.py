@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing as processes
 
-__all__ = ["Ranks", "connect", "cores", "default_ranks", "run", "start", "started_ranks"]
+from collx.errors import CollectiveError
+
+__all__ = ["Ranks", "connect", "cores", "default_ranks", "run", "start", "started_ranks", "status"]
 
 _MOST = {"cpu": 4, "cuda": 8}  # maximum number of ranks, unless the user passes a number
 _HOST = "127.0.0.1"
@@ -54,6 +56,23 @@ def connect() -> None:
         socket.create_connection(server.getsockname(), timeout=5).close()
 
 
+def status(function: Callable[..., int | None], *arguments: object) -> int:
+    """Calls a command, or a rank of it, and returns its exit status. An error of the system or of
+    an argument ends it with status 1 and one line instead of a traceback."""
+    try:
+        result = function(*arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of a pipe, such as `head`, has ended. Python would fail again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (OSError, ValueError, CollectiveError) as error:
+        prefix = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
+        print(f"collx: {prefix}{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return result or 0
+
+
 def start(function: Callable[..., int | None], ranks: int, *arguments: object) -> Ranks:
     """Starts processes that call `function(*arguments)` and exit with the status that it returns.
 
@@ -91,7 +110,7 @@ def _rank(
     environment: dict[str, str],
 ) -> None:
     os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
-    sys.exit(function(*arguments))
+    sys.exit(status(function, *arguments))
 
 
 def run(function: Callable[..., int | None], ranks: int, *arguments: object) -> int:

@@ -315,6 +315,8 @@ def test_flags_have_the_names_of_nccl_tests(
         (("allreduce", "--algorithms", ""), "--algorithms of allreduce: got nothing"),
         (("allreduce", "--json", "/nowhere/x.json"), "--json: there is no folder /nowhere"),
         (("allreduce", "--json", "/tmp"), "--json: got /tmp, which cannot be written"),
+        (("allreduce", "-n", "x"), "-n/--iterations/--iters: got 'x'; accepted: numbers from 0"),
+        (("allreduce", "-n", "-1"), "-n/--iterations/--iters: got '-1'; accepted: numbers from 0"),
         (("allreduce", "-c", "2"), "argument -c/--check: invalid choice: 2"),
     ):
         with pytest.raises(SystemExit):

@@ -277,6 +277,26 @@ def test_what_the_split_llama_cannot_do_is_refused_by_name(
     assert said in capsys.readouterr().err
 
 
+def test_wrong_options_end_with_status_2(
+    module: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for example, option, said in (
+        ("train", "--steps=0", "--steps is at least 1"),
+        ("train", "--batch=0", "--batch is at least 1"),
+        ("train", "--heads=3", "--heads must divide --width"),
+        ("train", "--backend=foo", "--backend: invalid choice: 'foo'"),
+        ("tensor_parallel_embedding", "--weights=/nowhere", "no such file: /nowhere"),
+        ("tensor_parallel_embedding", "--sentences=/nowhere", "no such file: /nowhere"),
+    ):
+        monkeypatch.setattr(sys, "argv", [f"{example}.py", option])
+        with pytest.raises(SystemExit) as stopped:
+            module(example).parse_arguments()
+        assert stopped.value.code == 2
+        assert said in capsys.readouterr().err
+
+
 def test_posted_calls_overlap_with_the_results_of_synchronous_ones() -> None:
     sizes = {"layers": 3, "width": 64, "rows": 16, "product": 64, "gathered": 1, "rounds": 2}
     printed = run("overlap.py", "--device=cpu", *(f"--{name}={n}" for name, n in sizes.items()))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -91,6 +93,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "size": (("-b", "1Q"), "got '1Q'"),
     "order": (("-b", "2K", "-e", "1K"), "-e: the largest size is less"),
     "factor": (("-f", "1"), "got 1; accepted: numbers above 1"),
+    "no number": (("-f", "x"), "got x; accepted: numbers above 1"),
     "seconds": (("--seconds", "0"), "got 0; accepted: numbers above 0"),
     "one rank": (("--ranks", "1"), "--ranks: got 1; accepted on cpu"),
     "many ranks": (("--ranks", "17"), "--ranks: got 17; accepted on cpu"),
@@ -124,6 +127,65 @@ def test_an_unknown_command_ends_with_status_2() -> None:
     done = run(sys.executable, "-m", "collx", "bake", code=2, stderr=subprocess.PIPE)
     assert "usage: python -m collx" in done.stderr
     assert "invalid choice: 'bake'" in done.stderr
+
+
+COMMAND = (sys.executable, "-m", "collx")
+
+
+def test_a_closed_pipe_ends_a_command_without_a_traceback() -> None:
+    closed, output = os.pipe()
+    os.close(closed)
+    measure = ("bench", "barrier", "--ranks", "1", "--device", "cpu", "--peers", "none")
+    try:
+        for arguments in (("doctor", "--ranks", "1", "--device", "cpu"), measure):
+            done = subprocess.run(
+                (*COMMAND, *arguments),
+                stdout=output,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+            assert (done.returncode, done.stderr) == (1, ""), arguments
+    finally:
+        os.close(output)
+
+
+def test_an_interrupt_ends_the_ranks_without_a_traceback() -> None:
+    """As Ctrl-C in a terminal, which interrupts every process of the foreground group."""
+    with subprocess.Popen(
+        (
+            *COMMAND,
+            "bench",
+            "barrier",
+            "allreduce",
+            "-g",
+            "2",
+            "--device",
+            "cpu",
+            "--peers",
+            "none",
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("barrier"):  # the ranks measure the next operator
+                os.killpg(process.pid, signal.SIGINT)
+                break
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert "Traceback" not in errors
+
+
+def test_a_refused_variable_ends_the_ranks_without_a_traceback(tmp_path: Path) -> None:
+    ranks = ("--ranks", "2", "--device", "cpu")
+    for arguments in (("bench", "barrier"), ("tune", "--output", str(tmp_path / "tuning.json"))):
+        done = run(*COMMAND, *arguments, *ranks, code=1, stderr=subprocess.PIPE, COLLX_CHECK="2")
+        assert "ValueError: init: environment variable COLLX_CHECK: got '2'" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def found(nbytes: int, choice: Choice = BUILT_IN, **changes: Any) -> Found:

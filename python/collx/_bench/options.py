@@ -63,15 +63,24 @@ def parser() -> argparse.ArgumentParser:
         metavar="OP",
         help=f"operators to measure, one after the other: {', '.join(OPS)}, or all",
     )
-    p.add_argument("--rows", type=row_counts, help="of the fused norms, with commas")
-    p.add_argument("--cols", type=columns, default=8192, help="of the fused norms (8192)")
-    p.add_argument("--rounding", type=names, default=["fp32"], help="of the fused norms (fp32)")
+    p.add_argument(
+        "--rows", type=row_counts, help="numbers of rows of the fused norms, with commas"
+    )
+    p.add_argument(
+        "--cols", type=columns, default=8192, help="length of a row of the fused norms (8192)"
+    )
+    p.add_argument(
+        "--rounding",
+        type=names,
+        default=["fp32"],
+        help=f"of the fused norms: all, or with commas: {', '.join(ROUNDINGS)} (fp32)",
+    )
     p.add_argument(
         *("-g", "--ngpus", "--ranks"),
         dest="ranks",
         type=count,
-        help="processes to start, unless torchrun has started them (one for each GPU, or for each "
-        "core, at most 4)",
+        help="processes to start, unless torchrun has started them (one for each GPU; on the CPU "
+        "one for each core, at least 2 and at most 4)",
     )
     p.add_argument(
         *("-b", "--begin", "--minbytes"),
@@ -87,15 +96,15 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         *("-f", "--factor", "--stepfactor"),
         type=factor,
-        help="from size to size (4); has precedence over -i",
+        help="factor from size to size (4); has precedence over -i",
     )
-    p.add_argument("-i", "--stepbytes", type=size, help="added from size to size, without -f")
+    p.add_argument("-i", "--stepbytes", type=size, help="bytes added from size to size, without -f")
     p.add_argument("--sizes", type=size_list, help="with commas, in place of -b, -e, -f and -i")
     p.add_argument(
         *("-n", "--iterations", "--iters"),
         type=count,
         default=0,
-        help="calls a graph or batch",
+        help="calls in a graph or batch (100; above 1 MiB 20; above 16 MiB 8)",
     )
     p.add_argument(
         *("-w", "--warmup", "--warmup_iters"),
@@ -122,11 +131,24 @@ def parser() -> argparse.ArgumentParser:
         help=f"all, or with commas: {', '.join(REDUCE_OPS)} (sum)",
     )
     p.add_argument("-r", "--root", type=count, default=0, help="rank that sends or receives (0)")
-    p.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    p.add_argument("--peers", type=names, default=["all"], help="all, none, or names with commas")
-    p.add_argument("--algorithms", type=names, default=["auto"], help="auto, all, or names")
+    p.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="cuda if there is a GPU and this build has kernels, otherwise cpu (auto)",
+    )
+    p.add_argument(
+        "--peers",
+        type=names,
+        default=["all"],
+        help=f"all, none, or with commas, on CUDA: {', '.join(CUDA_PEERS)}; on CPU: "
+        f"{', '.join(CPU_PEERS)} (all)",
+    )
+    p.add_argument(
+        "--algorithms", type=names, default=["auto"], help="auto, all, or names with commas (auto)"
+    )
     p.add_argument("--symmetric", action="store_true", help="collx on symmetric tensors only")
-    p.add_argument("--max-blocks", type=count, default=0, help="bound on collx's CUDA grid")
+    p.add_argument("--max-blocks", type=count, default=0, help="bound on collx's CUDA grid (none)")
     p.add_argument(
         "--format",
         choices=("table", "nccl"),
@@ -135,8 +157,12 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--json", type=file, help="file for the records")
     p.add_argument("--plot", type=picture, help="picture of time over size (.png, .svg, .pdf)")
-    p.add_argument("--wire-gbs", type=positive, help="link's GB/s, for the limit (360 on CUDA)")
-    p.add_argument("--host-time", action="store_true", help="eager calls of all forms too")
+    p.add_argument(
+        "--wire-gbs", type=positive, help="link's GB/s, for the limit in the picture (360 on CUDA)"
+    )
+    p.add_argument(
+        "--host-time", action="store_true", help="also time eager calls of all forms on the host"
+    )
     p.add_argument(
         "--multicast",
         action=argparse.BooleanOptionalAction,

@@ -71,14 +71,14 @@ class Runner:
 
     @contextlib.contextmanager
     def _progress(self, total: int) -> Iterator[Callable[[str], None]]:
-        """Shows a progress bar on rank 0 if tqdm is installed. Yields the function that starts a
-        case."""
+        """Shows a progress bar on rank 0 if tqdm is installed and stderr is a terminal. Yields the
+        function that starts a case."""
         if self._ranks.rank != 0 or find_spec("tqdm") is None:
             yield lambda case: None
             return
         from tqdm import tqdm
 
-        with tqdm(total=total, unit="case", desc=self._op.name) as bar:
+        with tqdm(total=total, unit="case", desc=self._op.name, disable=None) as bar:
 
             def begin(case: str) -> None:
                 bar.set_postfix_str(case, refresh=False)

@@ -52,10 +52,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--ranks",
         type=int,
-        help="one for each GPU, or one for each core of the CPU, at least 2 and at most 4",
+        help="one for each GPU; on the CPU one for each core, at least 2 and at most 4",
     )
     parser.add_argument(
-        "--timeout", type=float, default=120.0, help="seconds for the ranks, at most (120)"
+        "--timeout", type=float, default=120.0, help="maximum duration of the run in seconds (120)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)

@@ -83,14 +83,15 @@ def _stream(device: torch.device) -> torch.cuda.StreamContext | nullcontext[None
 
 
 def _with_progress(given: Iterable[Case]) -> Iterator[Case]:
-    """Yields the cases, with a progress bar on rank 0 if tqdm is installed."""
+    """Yields the cases. Shows a progress bar on rank 0 if tqdm is installed and stderr is a
+    terminal."""
     listed = list(given)
     try:
         from tqdm import tqdm
     except ImportError:
         yield from listed
         return
-    with tqdm(listed, unit="case", disable=dist.get_rank() != 0) as bar:
+    with tqdm(listed, unit="case", disable=dist.get_rank() != 0 or None) as bar:
         for case in bar:
             bar.set_postfix_str(f"{case.op}, {case.nbytes} bytes")
             yield case

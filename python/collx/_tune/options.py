@@ -94,7 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--output", type=file, default="tuning.json", help="(tuning.json)")
     p.add_argument("--plot", type=picture, help="picture of time over size (.png, .svg, .pdf)")
     p.add_argument("--ranks", type=int, help="number of ranks (all GPUs, or 2 on the CPU)")
-    p.add_argument("--device", choices=("cpu", "cuda"), help="cuda if there is a GPU")
+    p.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="cuda if there is a GPU and this build has kernels, otherwise cpu",
+    )
     p.add_argument(
         "--seconds", type=positive, default=0.5, help="duration of one measurement (0.5)"
     )
